@@ -8,14 +8,19 @@ NB_MODULE(_core, m) {
   init_errors(m);
   init_bias(m);
   init_admission(m);
+  init_dense_executor(m);
   init_executor(m);
   init_hash(m);
+  init_http(m);
+  init_infer(m);
+  init_join(m);
   init_pairs(m);
   init_ragged(m);
   init_ranks(m);
   init_records(m);
   init_requests(m);
   init_rank_exchange(m);
+  init_stream_records(m);
   init_table(m);
   init_touched_set(m);
 }

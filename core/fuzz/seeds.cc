@@ -167,6 +167,32 @@ void filters(const std::filesystem::path& folder) {
   }
 }
 
+void requests(const std::filesystem::path& folder) {
+  const auto write_one = [&](const char* name, std::uint8_t kind, std::uint16_t cut, const Bytes& bytes) {
+    Bytes input{kind};
+    put(input, cut);
+    input.insert(input.end(), bytes.begin(), bytes.end());
+    write(folder / name, input);
+  };
+  const auto bytes = [](const std::string& text) { return Bytes(text.begin(), text.end()); };
+  const std::string json =
+      R"({"id": "r", "inputs": [{"name": "a", "datatype": "INT64", "shape": [2], "data": [1, -9223372036854775807]},)"
+      R"({"name": "b", "shape": [2], "datatype": "INT64", "data": [3, 4]}], "parameters": {"timeout": 9, "route_key": "k"}})";
+  write_one("json", 0, 0, bytes(json));
+  const std::string head =
+      R"({"inputs":[{"name":"a","datatype":"INT64","shape":[1],"parameters":{"binary_data_size":8}},)"
+      R"({"name":"b","datatype":"INT64","shape":[1],"parameters":{"binary_data_size":8}}],)"
+      R"("parameters":{"binary_data_output":true}})";
+  write_one("binary", 3, static_cast<std::uint16_t>(head.size()), bytes(head + std::string(16, '\1')));
+  const auto input = [](const char* name) { return Message().text(1, name).text(2, "INT64"); };
+  const Bytes typed = Message().data(3, {1, 0x80, 1}).bytes;
+  write_one("raw", 1, 0,
+            Message().text(1, "m").text(3, "r").data(5, input("a").number(3, 1).bytes).data(5, input("b").data(3, {1}).bytes)
+                .data(7, Bytes(8, 1)).data(7, Bytes(8, 2)).bytes);
+  write_one("typed", 1, 0, Message().text(1, "m").text(2, "3").data(5, input("a").number(3, 2).data(5, typed).bytes).bytes);
+  write_one("post", 2, 0, bytes("POST /v2/models/m/infer HTTP/1.1\r\nHost: a:1\r\nConnection: Keep-Alive\r\nContent-Length: 2\r\n\r\n{}"));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -177,5 +203,6 @@ int main(int argc, char** argv) {
   records(folder / "record_parser");
   messages(folder / "messages");
   filters(folder / "admission");
+  requests(folder / "requests");
   return 0;
 }

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "cpu_features.h"
+
 namespace monolith::crc32c {
 namespace {
 
@@ -72,7 +74,7 @@ constexpr std::size_t kShortBlock = 256;
 
 // The instruction takes 3 cycles but a new one can start every cycle, so three streams run at three times the speed of one.
 template <std::size_t kBlock>
-__attribute__((target("sse4.2"))) const unsigned char* three_streams(std::uint64_t& crc, const unsigned char* bytes,
+__attribute__((target("sse4.2,crc32"))) const unsigned char* three_streams(std::uint64_t& crc, const unsigned char* bytes,
                                                                      std::size_t& n, const ZeroBlock& zeros) noexcept {
   while (n >= 3 * kBlock) {
     std::uint64_t second = 0;
@@ -90,7 +92,7 @@ __attribute__((target("sse4.2"))) const unsigned char* three_streams(std::uint64
   return bytes;
 }
 
-__attribute__((target("sse4.2"))) std::uint32_t extend_sse42(std::uint32_t crc, const void* data, std::size_t n) noexcept {
+__attribute__((target("sse4.2,crc32"))) std::uint32_t extend_sse42(std::uint32_t crc, const void* data, std::size_t n) noexcept {
   static constexpr ZeroBlock kLongZeros(kLongBlock);
   static constexpr ZeroBlock kShortZeros(kShortBlock);
   const auto* bytes = static_cast<const unsigned char*>(data);
@@ -120,8 +122,7 @@ using Extend = std::uint32_t (*)(std::uint32_t, const void*, std::size_t) noexce
 
 Extend choose() noexcept {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("sse4.2")) return extend_sse42;
+  if (cpu_features().sse42) return extend_sse42;
 #endif
   return extend_portable;
 }

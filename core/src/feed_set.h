@@ -17,7 +17,8 @@
 
 namespace monolith {
 
-class FeedSet {
+// What a writer needs is in one cache line: a batch meets every shard, and most of the sets are in no cache.
+class alignas(64) FeedSet {
  public:
   struct Taken {
     IdList changed;
@@ -47,9 +48,12 @@ class FeedSet {
     }
     changed_.end_at(end);
   }
-  void prefetch(std::span<const Bucket::Match> found) const noexcept {
-    for (const Bucket::Match& match : found) fetch(fed_ + match.row / 8);
+  // The bits of rows of any shard, without a look at its set. `fed` is the plane of the bits.
+  static void prefetch(const std::uint8_t* fed, std::span<const Bucket::Match> found) noexcept {
+    for (const Bucket::Match& match : found) fetch(fed + match.row / 8);
   }
+  // Where the next ids go.
+  void prefetch_list() noexcept { fetch(changed_.end()); }
   void prefetch(std::uint32_t row) const noexcept { fetch(fed_ + row / 8); }
   void before_insert(std::uint32_t row) {
     changed_.make_room();

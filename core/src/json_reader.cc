@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <clocale>
+#include <cmath>
+#include <cstdlib>
 #include <limits>
 
 namespace monolith {
@@ -67,8 +71,16 @@ double JsonNumber::value() const {
     return negative ? -size : size;
   }
   double parsed = 0;
+#if defined(_LIBCPP_VERSION) && _LIBCPP_VERSION < 200000
+  // Its from_chars reads whole numbers only. Both round to the nearest double.
+  static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
+  errno = 0;
+  parsed = strtod_l(std::string(text).c_str(), nullptr, plain);
+  if (errno != ERANGE || std::fpclassify(parsed) == FP_SUBNORMAL) return parsed;
+#else
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
   if (error == std::errc{}) return parsed;
+#endif
   // "Out of range" does not say on which side: digits * 10^exponent does, as no double is that far from 1.
   const double size = exponent > 0 ? std::numeric_limits<double>::infinity() : 0.0;
   return negative ? -size : size;
@@ -203,6 +215,7 @@ JsonNumber JsonReader::number() {
     number.exponent += less ? -exponent : exponent;
   }
   number.text = {reinterpret_cast<const char*>(start), static_cast<std::size_t>(at_ - start)};
+  largest_exponent_ = std::max(largest_exponent_, number.exponent);
   return number;
 }
 

@@ -96,6 +96,9 @@ class JsonReader {
     if (next(); at_ != end_) fail("expected the end of the record after its object");
   }
 
+  // Of all numbers so far: whether one may be larger than a double can be.
+  std::int64_t largest_exponent() const { return largest_exponent_; }
+
   using Mark = const std::uint8_t*;
   Mark mark() const { return at_; }
   void go_back(Mark mark) { at_ = mark; }
@@ -135,6 +138,7 @@ class JsonReader {
   const std::uint8_t* at_;
   const std::uint8_t* end_;
   std::string& scratch_;
+  std::int64_t largest_exponent_ = 0;
 };
 
 }  // namespace monolith

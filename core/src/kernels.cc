@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "cpu_features.h"
+
 namespace monolith {
 
 namespace baseline {
@@ -20,13 +22,8 @@ const std::vector<const Kernels*>& all_kernels() {
   static const std::vector<const Kernels*> sets = [] {
     std::vector<const Kernels*> found = {&baseline::kKernels};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
-      found.push_back(&x86_64_v3::kKernels);
-      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        found.push_back(&x86_64_v4::kKernels);
-      }
-    }
+    if (cpu_features().avx2) found.push_back(&x86_64_v3::kKernels);
+    if (cpu_features().avx512) found.push_back(&x86_64_v4::kKernels);
 #endif
     return found;
   }();

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "cpu_features.h"
 #include "monolith/error.h"
 #include "monolith/ragged.h"
 
@@ -114,8 +115,7 @@ struct Kernels {
 const Kernels& kernels() noexcept {
   static const Kernels chosen = [] {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2")) return Kernels{outside_avx2, pool_avx2, sum_avx2};
+    if (cpu_features().avx2) return Kernels{outside_avx2, pool_avx2, sum_avx2};
 #endif
     return Kernels{outside_baseline, pool_baseline, sum_baseline};
   }();

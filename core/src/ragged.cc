@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu_features.h"
 #include "huge_array.h"
 #include "monolith/error.h"
 #include "monolith/hash.h"
@@ -230,8 +231,7 @@ __attribute__((target("avx2"))) void spread_avx2(Reduction reduction, const floa
 const BagKernels& bag_kernels() noexcept {
   static const BagKernels chosen = [] {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2")) return BagKernels{pool_avx2, spread_avx2};
+    if (cpu_features().avx2) return BagKernels{pool_avx2, spread_avx2};
 #endif
     return BagKernels{pool_baseline, spread_baseline};
   }();

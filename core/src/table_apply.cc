@@ -144,6 +144,8 @@ class Update {
       collecting.start(batch_.starts[begin], batch_.starts[first_shard], plan_);
       locks[turn % 3].acquire({impl_.locks.data() + begin, first_shard - begin});
       collecting.tracked = begin != first_shard && (impl_.tracks() || impl_.feeds());
+      // match() finds there which sets to fetch, and note_changes() needs those. Each of the three is a turn after the other.
+      for (std::uint32_t s = begin; collecting.tracked && s < first_shard; ++s) fetch(&impl_.shards[s]->feed);
       while (collecting.next < collecting.last || matching.matched < matching.size || stepping.stepped < stepping.size) {
         impl_.kernels->collect(plan_, collecting, std::min(collecting.next + kUpdateTurn, collecting.last));
         match(matching);
@@ -160,9 +162,12 @@ class Update {
     const std::size_t first = unit.matched;
     impl_.kernels->match(plan_, unit, std::min(first + kUpdateTurn, unit.size));
     if (!unit.tracked) return;
+    if (impl_.feed_bits != nullptr) {
+      FeedSet::prefetch(impl_.feed_bits->plane(0), {unit.matches + first, unit.matched - first});
+    }
     for_each_shard(unit, first, unit.matched, [&](Shard& shard, std::size_t begin, std::size_t end) {
       if (shard.changes != nullptr) shard.changes->prefetch({unit.matches + begin, end - begin});
-      if (shard.feed != nullptr) shard.feed->prefetch({unit.matches + begin, end - begin});
+      fetch(shard.feed.get());
     });
     note_changes(unit, first);
   }
@@ -170,6 +175,9 @@ class Update {
   // Of the ids before `last`, all of them matched in an earlier turn: their bits, and their rows if a cut needs copies of them,
   // had the time of a turn to arrive.
   void note_changes(Unit& unit, std::size_t last) {
+    if (impl_.feed_bits != nullptr) {
+      for_each_shard(unit, unit.noted, last, [](Shard& shard, std::size_t, std::size_t) { shard.feed->prefetch_list(); });
+    }
     for_each_shard(unit, unit.noted, last, [&](Shard& shard, std::size_t begin, std::size_t end) {
       const std::span found(unit.matches + begin, end - begin);
       if (shard.changes != nullptr) {

@@ -25,7 +25,7 @@ class Reader {
 
   std::uint64_t varint() {
     if (at_ != end_ && *at_ < 0x80) return *at_++;
-    return long_varint();
+    return long_varint(10);
   }
 
   template <typename T>
@@ -38,7 +38,7 @@ class Reader {
   }
 
   Bytes bytes() {
-    const std::uint64_t size = varint();
+    const std::uint64_t size = short_varint();
     if (size > static_cast<std::size_t>(end_ - at_)) throw Malformed{};
     const Bytes value(at_, static_cast<std::size_t>(size));
     at_ += size;
@@ -51,7 +51,7 @@ class Reader {
     Type type;
   };
   Tag tag() {
-    const std::uint64_t value = varint();
+    const std::uint64_t value = short_varint();
     const auto type = static_cast<std::uint32_t>(value & 7);
     if (value < 8 || value > UINT32_MAX || type == 3 || type == 4 || type > 5) throw Malformed{};
     return {static_cast<std::uint32_t>(value >> 3), static_cast<Type>(type)};
@@ -67,9 +67,15 @@ class Reader {
   }
 
  private:
-  std::uint64_t long_varint() {
+  // A tag or a length. Protobuf refuses longer ones, even of zeros.
+  std::uint64_t short_varint() {
+    if (at_ != end_ && *at_ < 0x80) return *at_++;
+    return long_varint(5);
+  }
+
+  std::uint64_t long_varint(int most_bytes) {
     std::uint64_t value = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
+    for (int shift = 0; shift < 7 * most_bytes; shift += 7) {
       if (at_ == end_) throw Malformed{};
       const std::uint8_t byte = *at_++;
       value |= static_cast<std::uint64_t>(byte & 0x7f) << (shift & 63);

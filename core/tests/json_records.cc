@@ -2,6 +2,7 @@
 // memory than a few times the text, and says why a record is bad. What it accepts is compared with Python's parsers elsewhere.
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
@@ -92,6 +93,25 @@ TEST("decimal numbers are rounded once") {
   CHECK(reason("{\"price\": 1e309}").find("got 1e309") != std::string::npos);
   CHECK(reason("{\"price\": 1" + std::string(400, '0') + "}").find("in the range of its type") != std::string::npos);
   CHECK(reason("{\"pair\": [1, 3.4028235677973366e38]}").find("in the range of its type") != std::string::npos);
+}
+
+TEST("decimal numbers of any size are those of the C library") {
+  // Standard libraries differ in what reads a double, which is used when digits and exponent do not fit into exact factors.
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 2000; ++i) {
+    const int digits = 1 + static_cast<int>(random() % 25);
+    // The smallest doubles are around 1e-308, with fewer and fewer bits below.
+    const int exponent = static_cast<int>(random() % 640) - 330 - digits;
+    std::string text = random() % 2 == 0 ? "-" : "";
+    text += static_cast<char>('1' + random() % 9);
+    for (int digit = 1; digit < digits; ++digit) text += static_cast<char>('0' + random() % 10);
+    text += "e" + std::to_string(exponent);
+    const double expected = std::strtod(text.c_str(), nullptr);
+    if (std::isinf(expected)) continue;
+    const double found = parsed("{\"price\": " + text + "}")[5].float64.at(0);
+    CHECK_EQ(found, expected);
+    CHECK_EQ(std::signbit(found), std::signbit(expected));
+  }
 }
 
 TEST("every prefix of a record, and every byte of it changed, is an answer") {

@@ -41,7 +41,7 @@ TEST("a copy made by the feed equals the table once writers stop") {
   monolith::Table table(config);
   table.track_feed();
   feed_oracle::Copy copy;
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 4; ++round) {
     std::atomic<bool> done{false};
     std::vector<std::thread> writers;
     for (int i = 0; i < 3; ++i) {
@@ -50,7 +50,7 @@ TEST("a copy made by the feed equals the table once writers stop") {
         while (!done) write(table, random);
       });
     }
-    for (int pass = 0; pass < 20; ++pass) copy.apply_all(table);
+    for (int pass = 0; pass < 12; ++pass) copy.apply_all(table);
     done = true;
     for (auto& writer : writers) writer.join();
     copy.apply_all(table);

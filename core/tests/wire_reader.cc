@@ -56,6 +56,20 @@ TEST("a varint ends after ten bytes at most") {
   CHECK_EQ(read(longest, [](Reader& reader) { return reader.varint(); }), ~std::uint64_t{0});
 }
 
+TEST("tags and lengths end after five bytes at most, as in protobuf") {
+  for (const unsigned first : {1u << 3, 0u}) {
+    for (std::size_t zeros = 0; zeros < 10; ++zeros) {
+      Bytes bytes(1 + zeros, 0x80);
+      bytes.front() = static_cast<std::uint8_t>(first | 0x80);
+      bytes.push_back(0);
+      const bool too_long = bytes.size() > 5;
+      if (first != 0) CHECK_EQ(malformed(bytes, [](Reader& reader) { reader.tag(); }), too_long);
+      if (first == 0) CHECK_EQ(malformed(bytes, [](Reader& reader) { reader.bytes(); }), too_long);
+      CHECK_EQ(malformed(bytes, [](Reader& reader) { reader.varint(); }), bytes.size() > 10);
+    }
+  }
+}
+
 TEST("numbers of fixed size need all their bytes") {
   const Bytes eight = {1, 2, 3, 4, 5, 6, 7, 8};
   CHECK_EQ(read(eight, [](Reader& reader) { return reader.fixed<std::uint64_t>(); }), 0x0807060504030201ull);

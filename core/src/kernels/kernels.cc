@@ -243,6 +243,8 @@ void scale(float* out, float factor, std::size_t n) {
 #include "kernels/lookup.h"
 #include "kernels/pairs.h"
 #include "kernels/update.h"
+// After pairs.h, whose vector_at it takes.
+#include "kernels/dense.h"
 
 namespace monolith {
 namespace MONOLITH_ISA {
@@ -266,7 +268,9 @@ const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA),
                           dot_pairs,
                           dot_pairs_gradient,
                           sum_pairs,
-                          sum_pairs_gradient};
+                          sum_pairs_gradient,
+                          dot_product,
+                          column_product};
 
 }  // namespace MONOLITH_ISA
 }  // namespace monolith

@@ -121,6 +121,19 @@ struct PairBatch {
   const float* x;      // [size, n, k], or n - 1 beside a dense one
 };
 
+// out [m, n] = a [m, k] b [k, n] + bias, with the distances from one row, column or k to the next.
+struct MatrixProduct {
+  std::size_t m, n, k;
+  const float* a;
+  std::size_t a_row, a_k;
+  const float* b;
+  std::size_t b_column, b_k;
+  const float* bias;  // or null
+  std::size_t bias_row, bias_column;
+  float* out;
+  std::size_t out_row, out_column;
+};
+
 struct Kernels {
   const char* isa;
   // Writes the initial weights and optimizer state of the id behind `id_key`.
@@ -154,6 +167,9 @@ struct Kernels {
   void (*dot_pairs_gradient)(const PairBatch&, const float* grads, float* grad_dense, float* grad_x, float* scratch);
   void (*sum_pairs)(const PairBatch&, float* out);
   void (*sum_pairs_gradient)(const PairBatch&, const float* grads, float* grad_x);
+  // dot_product: a_k and b_k are 1. column_product: b_column and out_column are 1.
+  void (*dot_product)(const MatrixProduct&);
+  void (*column_product)(const MatrixProduct&);
 };
 
 // The sets this machine can run, slowest first, and the fastest of them.
