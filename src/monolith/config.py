@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
+import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from monolith.errors import ConfigError
 
@@ -61,6 +65,17 @@ class Config(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401 - as pydantic declares it
+        """Make `help()` show each field: pydantic shows no text, and types in a form that nobody has written."""
+        super().__pydantic_init_subclass__(**options)
+        fields = cls.__pydantic_fields__
+        if vars(cls).get("__doc__"):
+            described = (_described(cls, name, field) for name, field in fields.items())
+            parameters = (Parameter(name, Parameter.KEYWORD_ONLY, default=_default(fields[name])) for name in fields)
+            cls.__signature__ = Signature(list(parameters))
+            cls.__doc__ = inspect.cleandoc(cls.__doc__ or "") + "\n\nFields:\n" + "\n".join(described)
+
+    @classmethod
     def from_json(cls, text: str) -> Self:
         """Build from what `model_dump_json` wrote. Wrong input raises `ConfigError`."""
         try:
@@ -75,6 +90,22 @@ class Config(BaseModel):
             return cls.model_validate_strings(texts, strict=False)
         except ValidationError as error:
             raise ConfigError(_explain(cls, error)) from None
+
+
+def _default(field: FieldInfo) -> object:
+    if field.is_required():
+        return Parameter.empty
+    return field.default if field.default_factory is None else ...
+
+
+def _described(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """Return what `help()` says about a field: its type as it is written, its default, and the text below it."""
+    owners = (vars(owner).get("__annotations__", {}) for owner in model.__mro__)
+    written = next((own[name] for own in owners if name in own), field.annotation)
+    default = "" if field.is_required() else f" = {_default(field)!r}"
+    shown = written if isinstance(written, str) else getattr(written, "__name__", repr(written))
+    text = textwrap.indent(field.description or "", " " * 8)
+    return f"    {name}: {shown}{default}" + f"\n{text}" * bool(text)
 
 
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "union_tag_not_found")

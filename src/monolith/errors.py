@@ -1,40 +1,40 @@
-"""Every exception Monolith raises on purpose.
+"""Every exception Monolith raises on purpose:
 
-MonolithError
-├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
-├── ConfigError (ValueError)             a configuration object cannot be built
-├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
-│   └── InvalidVariableError (RuntimeError)  a gradient belongs to a variable that was not expected
-├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
-├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
-├── DivergedError (ArithmeticError)      a loss or gradient is NaN or infinite
-├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
-├── LogGapError                          the change log does not lead from one sequence number to another
-├── MissingPackageError (ImportError)    an optional package is needed and not installed
-├── ModelNotFoundError (LookupError)     a server has no model of that name, or not that version of it
-├── RankLostError                        a rank of a synchronous run died, fell silent or failed
-├── RanksDisagreeError                   ranks of a synchronous run do not do the same thing at the same time
-├── RepeatedFailureError                 a rank has failed again in the same step with the same error
-├── RunInterruptedError                  a process of a run had to stop before its work was done
-├── SchemaError (ValueError)             a record or table lacks requested columns
-├── ServerError                          a parameter server failed to serve a request
-│   ├── AuthenticationError (PermissionError)  the token is missing or wrong
-│   ├── DeadlineExceededError (TimeoutError)   no answer came in time
-│   ├── FencedError                            another process has taken its folder
-│   ├── MemoryLimitError (MemoryError)         the request exceeds the memory limit
-│   ├── OwnershipChangedError                  it no longer owns these ids: refresh the routes
-│   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
-│   │   └── MessageTooLargeError                   it is larger than the server or client accepts
-│   ├── ServerLostError                        it cannot restore its state, and the run does not accept that
-│   ├── ServerRestartedError                   it was restarted and has lost its state
-│   │   └── ServerRestoredError                it has restored itself: join again and continue
-│   ├── StalePushError                         a newer process has replaced the sender
-│   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
-│       └── OverloadedError                    it has reached its limit of streams or requests: back off
-├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
-├── StreamGapError (LookupError)         a stream does not have the records at a position (any more)
-└── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
-    └── SaveInterruptedError             a server was restarted while it wrote its part of a checkpoint
+    MonolithError
+    ├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
+    ├── ConfigError (ValueError)             a configuration object cannot be built
+    ├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
+    │   └── InvalidVariableError (RuntimeError)  a gradient belongs to a variable that was not expected
+    ├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
+    ├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
+    ├── DivergedError (ArithmeticError)      a loss or gradient is NaN or infinite
+    ├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
+    ├── LogGapError                          the change log does not lead from one sequence number to another
+    ├── MissingPackageError (ImportError)    an optional package is needed and not installed
+    ├── ModelNotFoundError (LookupError)     a server has no model of that name, or not that version of it
+    ├── RankLostError                        a rank of a synchronous run died, fell silent or failed
+    ├── RanksDisagreeError                   ranks of a synchronous run do not do the same thing at the same time
+    ├── RepeatedFailureError                 a rank has failed again in the same step with the same error
+    ├── RunInterruptedError                  a process of a run had to stop before its work was done
+    ├── SchemaError (ValueError)             a record or table lacks requested columns
+    ├── ServerError                          a parameter server failed to serve a request
+    │   ├── AuthenticationError (PermissionError)  the token is missing or wrong
+    │   ├── DeadlineExceededError (TimeoutError)   no answer came in time
+    │   ├── FencedError                            another process has taken its folder
+    │   ├── MemoryLimitError (MemoryError)         the request exceeds the memory limit
+    │   ├── OwnershipChangedError                  it no longer owns these ids: refresh the routes
+    │   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
+    │   │   └── MessageTooLargeError                   it is larger than the server or client accepts
+    │   ├── ServerLostError                        it cannot restore its state, and the run does not accept that
+    │   ├── ServerRestartedError                   it was restarted and has lost its state
+    │   │   └── ServerRestoredError                it has restored itself: join again and continue
+    │   ├── StalePushError                         a newer process has replaced the sender
+    │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
+    │       └── OverloadedError                    it has reached its limit of streams or requests: back off
+    ├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
+    ├── StreamGapError (LookupError)         a stream does not have the records at a position (any more)
+    └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
+        └── SaveInterruptedError             a server was restarted while it wrote its part of a checkpoint
 
 A message says where, what was expected, what it got, and what to do next. No operation is left half done by any of these.
 """

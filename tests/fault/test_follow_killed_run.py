@@ -81,8 +81,11 @@ def require_equal(folder: Path, predictor: Predictor) -> None:
 
 @pytest.mark.parametrize(
     ("options", "victims"),
-    [(["--ranks", "2"], [1]), (["--ranks", "2"], [0]), (["--workers", "2", "--ps", "2"], [0])],
-    ids=["rank", "chief-rank", "server"],
+    [
+        pytest.param(["--ranks", "2"], [1], id="rank", marks=pytest.mark.slow),
+        pytest.param(["--ranks", "2"], [0], id="chief-rank"),
+        pytest.param(["--workers", "2", "--ps", "2"], [0], id="server"),
+    ],
 )
 def test_a_replica_equals_the_run_after_a_kill(tmp_path: Path, options: Sequence[str], victims: Sequence[int]) -> None:
     folder, predictor = tmp_path / "run", untrained(tmp_path / "export")

@@ -69,6 +69,27 @@ def test_it_follows_the_server_and_says_when_it_stops(shown: Browser) -> None:
     assert "Live" not in shown.text()
 
 
+def test_it_says_that_training_is_behind_although_the_replica_is_not(shown: Browser) -> None:
+    live = {"state": "training", "lag_records": 40, "lag_seconds": 0.2, "bad_records": 0}
+    log = {"segments": 1, "bytes": 9, "sequence": 7, "time": 0.0}
+    run = {"path": "runs/clicks", "step": 7, "checkpoint": None, "log": log, "live": live}
+    clock = Clock()
+    metrics = ServingMetrics(repository(replica(follower=SetLag())), clock=clock, now=clock)
+    with PageServer(Page(metrics, runs=lambda: [run], now=clock).routes()) as server:
+        shown.open(server.address)
+        shown.until("document.body.innerText.includes('40 records behind, 200 ms')")
+        assert shown.evaluate("document.getElementById('behind').hidden")
+        live |= {"lag_records": 50_000, "lag_seconds": 12.5}
+        shown.until("!document.getElementById('behind').hidden")
+        said = "document.getElementById('behind').textContent"
+        shown.until(f"{said}.includes('Training of runs/clicks is 50,000 records (12.5 s) behind its stream')")
+        assert "the lag grows" in shown.evaluate(said)
+        live |= {"lag_records": 20_000, "lag_seconds": 7.0}
+        shown.until(f"{said}.includes('it catches up')")
+        live |= {"lag_records": 0, "lag_seconds": 0.0}
+        shown.until("document.getElementById('behind').hidden")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 360])
 def test_it_fits_a_desk_and_a_phone(shown: Browser, dark: bool, width: int) -> None:

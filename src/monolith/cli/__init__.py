@@ -52,7 +52,7 @@ _VERBS = {
     "export": ("trained_model", "Write a trained model as a folder that serves predictions."),
     "serve": ("serve:serve_models", "Answer requests with exported models."),
     "inspect": ("inspect", "Print the contents of a table, export, checkpoint or run."),
-    "import-table": ("exchange", "Import tables from Parquet or a dump of the original."),
+    "import-table": ("exchange", "Import tables from Parquet, PyTorch, TFRA or the original."),
     "export-table": ("exchange", "Export a table as Parquet, safetensors or a dump."),
     "launch": ("launch", "Start and supervise the processes of a job."),
     "ps": ("ps", "Run a parameter server."),

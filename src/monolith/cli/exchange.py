@@ -15,6 +15,7 @@ from monolith.cli.options import Json, read_yaml
 from monolith.cli.output import show, showing_progress
 from monolith.console import Progress
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
+from monolith.nn.pretrained import has_tfra, import_state_dict, import_tfra, read_state_dict, read_vocabulary
 from monolith.original.dump import export_dump, export_multi_dump, import_dump, import_multi_dump
 from monolith.original.dump_files import has_dump
 from monolith.table import NUM_BUCKETS, EmbeddingTable, TableConfig
@@ -27,7 +28,9 @@ def import_table(
     source: Annotated[
         str,
         typer.Argument(
-            help="A .parquet file, or a dump of the original: the path or URL of its files without -00000-of-00001.",
+            help="A .parquet file, a state dict (.safetensors, .pt, .pth or .bin), the files that TFRA's save_to_file_system "
+            "wrote (their folder, or their path without -keys), or a dump of the original: the path or URL of its files without "
+            "-00000-of-00001.",
             metavar="SOURCE",
         ),
     ],
@@ -45,22 +48,65 @@ def import_table(
         list[str] | None,
         typer.Option(help="A further dump of the same tables, from another parameter server. May be repeated."),
     ] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a state dict: the tensor [rows, dim], by default that of the table's name, or the only embedding."
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a state dict: the ids of its rows, as text with one per line, .npy, or .json with a list or an object from "
+            "id to row. Texts that are not all numbers are hashed. By default the ids of TorchRec's managed collision "
+            "module, or else the numbers of the rows."
+        ),
+    ] = None,
     optimizer_state: Annotated[
         bool, typer.Option(help="Also import the state of the optimizers, which must be those of the dump.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Import tables from Parquet or a dump of the original.
+    """Import tables from Parquet, PyTorch, TFRA or the original.
 
     Nothing is written unless everything could be read.
     """
     with showing_progress(f"reading {source}") as progress:
-        tables = _read([source, *(also or ())], config, optimizer_state, progress)
+        if _is_state_dict(source) or has_tfra(source):
+            tables = _pretrained([source, *(also or ())], config, weight, vocabulary)
+        elif weight is not None or vocabulary is not None:
+            raise InvalidArgumentError(f"--weight, --vocabulary: only for a state dict, got {source}")
+        else:
+            tables = _read([source, *(also or ())], config, optimizer_state, progress)
     answer = {}
     for name, table in tables.items():
         file = output / f"{quote(table.name, safe=' ')}.table" if _is_multi(source) else output
         answer[name] = {"file": str(file), "rows": len(table), "bytes": _save(table, file)}
     show({"tables": answer}, as_json=as_json, title=source)
+
+
+def _is_state_dict(source: str) -> bool:
+    return source.endswith((".safetensors", ".pt", ".pth", ".bin"))
+
+
+def _pretrained(
+    sources: list[str], config: Path | None, weight: str | None, vocabulary: Path | None
+) -> dict[str, EmbeddingTable]:
+    if len(sources) > 1:
+        raise InvalidArgumentError("--also: only a dump of the original can be in several places")
+    if config is None:
+        raise InvalidArgumentError(
+            "--config: expected the configuration of the table, which the weights do not contain"
+        )
+    given = _table(read_yaml(config), str(config))
+    if _is_state_dict(sources[0]):
+        ids = None if vocabulary is None else read_vocabulary(vocabulary)
+        table = import_state_dict(read_state_dict(sources[0]), given, weight=weight, vocabulary=ids)
+    elif weight is not None or vocabulary is not None:
+        raise InvalidArgumentError("--weight, --vocabulary: only for a state dict; the files of TFRA say their ids")
+    else:
+        table = import_tfra(sources[0], given)
+    return {table.name: table}
 
 
 def _save(table: EmbeddingTable, file: Path) -> int:

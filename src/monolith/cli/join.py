@@ -22,7 +22,7 @@ from monolith.cluster.liveness import Liveness
 if TYPE_CHECKING:
     from monolith.data.join import JoinStatus
 
-__all__ = ["join"]
+__all__ = ["join", "stop_on_signals"]
 
 _SHOW_SECS = 10.0
 
@@ -69,7 +69,7 @@ def join(
         # Made before the first status: a scrape then gets zeros, not an error.
         latest.append(joiner.status())
         server = nullcontext() if metrics_port is None else MetricsServer(metrics_port, lambda: latest[-1])
-        with beating(Liveness().heartbeat_secs), _stop_on_signals(joiner.request_stop), server as metrics:
+        with beating(Liveness().heartbeat_secs), stop_on_signals(joiner.request_stop), server as metrics:
             if metrics is not None:
                 _say(
                     {"event": "listening", "port": metrics.port}, f"metrics on http://127.0.0.1:{metrics.port}", as_json
@@ -109,7 +109,9 @@ def _say(event: dict[str, object], text: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Call `request_stop` on SIGINT and SIGTERM."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         request_stop()
 

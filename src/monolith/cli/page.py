@@ -7,22 +7,17 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from monolith.cli.options import Json
-from monolith.errors import MonolithError
+from monolith.cli.serve_replicas import live_status
 from monolith.serve.page import Overview, PageServer
 from monolith.transport.tokens import read_token
 
 __all__ = ["page"]
-
-_ANSWER_SECS = 2.0
-"""Seconds in which a run must say how far it is."""
 
 
 def page(
@@ -44,7 +39,7 @@ def page(
     """
     replicas = [source for source in sources if "://" in source]
     runs = [source for source in sources if "://" not in source]
-    overview = Overview(replicas, runs, token=read_token(token_file), tls_root_certs=tls_root_certs, live=_live)
+    overview = Overview(replicas, runs, token=read_token(token_file), tls_root_certs=tls_root_certs, live=live_status)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     with PageServer(overview.routes(), host=host, port=port) as server:
@@ -53,12 +48,3 @@ def page(
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             stop.wait()
-
-
-def _live(model_dir: Path) -> Mapping[str, object] | None:
-    """Return what a run says about itself. None if it has ended, or does not answer."""
-    from monolith.train.control_server import ControlClient
-
-    with contextlib.suppress(MonolithError), ControlClient.of_run(str(model_dir), timeout=_ANSWER_SECS) as client:
-        return asdict(client.status())
-    return None

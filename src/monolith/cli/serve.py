@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from monolith.cli.options import Json, size_in_bytes
-from monolith.cli.serve_replicas import exports_of, following, open_replica, over_shards, run_of_export, run_writers
+from monolith.cli.serve_replicas import (
+    exports_of,
+    following,
+    live_status,
+    open_replica,
+    over_shards,
+    run_of_export,
+    run_writers,
+)
 from monolith.cli.serve_streams import ServedStreams
 from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
 from monolith.cluster.launch.reporting import beating
@@ -302,11 +310,15 @@ def _observers_and_routes(
     metrics: ServingMetrics, router: RolloutRouter | None, run: Path | None
 ) -> tuple[list[Observer], tuple[HttpRoute, ...]]:
     from monolith.cli.rollout import page_options
-    from monolith.serve.page import Page, row_history
+    from monolith.serve.page import Overview, Page, RunCollector, row_history
     from monolith.serve.rollout.routes import RolloutCollector, rollout_routes
 
     history = None if run is None else row_history(run)
-    routes = Page(metrics, history=history, **page_options(router)).routes()
+    runs: Callable[[], list[dict[str, object]]] = list
+    if run is not None:
+        runs = Overview([], [run], live=live_status).runs
+        metrics.collectors.append(RunCollector(runs))
+    routes = Page(metrics, history=history, runs=runs, **page_options(router)).routes()
     if router is None:
         return [metrics], routes
     metrics.collectors.append(RolloutCollector(router))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
 
 if TYPE_CHECKING:
     from monolith.serve.follow import RunWriters
     from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
 
-__all__ = ["exports_of", "following", "open_replica", "over_shards", "run_of_export", "run_writers"]
+__all__ = ["exports_of", "following", "live_status", "open_replica", "over_shards", "run_of_export", "run_writers"]
 
 _log = logging.getLogger(__name__)
 FIRST_ROWS_SECS = 10.0
 """Seconds that a replica waits for the rows of its run before it serves what it has."""
+_ANSWER_SECS = 2.0
+"""Seconds in which a run must say how far it is."""
 
 
 def open_replica(name: str, path: Path) -> Replica:
@@ -122,3 +126,12 @@ def over_shards(
         timeout=float(timeout), partial="initial" if partial else "refuse", tls_root_certs=root_certs, token=token
     )
     return lambda name, path: _warmed(sharded_replica(name, path, shards, config=config, run=run))
+
+
+def live_status(model_dir: Path) -> Mapping[str, object] | None:
+    """Return what a run says about itself. None if it has ended, or does not answer."""
+    from monolith.train.control_server import ControlClient
+
+    with contextlib.suppress(MonolithError), ControlClient.of_run(str(model_dir), timeout=_ANSWER_SECS) as client:
+        return asdict(client.status())
+    return None

@@ -1,4 +1,4 @@
-"""`monolith stream create`, `add-partitions`, `list`, `info`, `read` and `write`: streams by their URL."""
+"""`monolith stream create`, `add-partitions`, `list`, `info`, `read`, `write` and `repartition`: streams by their URL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated
@@ -201,6 +201,47 @@ def write(
     _console(stderr=True).print(f"{found.url}: {count:,} records written")
 
 
+@stream.command()
+def repartition(
+    source: Annotated[str, typer.Argument(help="The stream to copy, as in `read`.", metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(help="The stream to copy into. A folder is made.", metavar="TARGET")],
+    key: Annotated[
+        list[str], typer.Option(help="Field of the records that makes the key. May be repeated.", metavar="FIELD")
+    ],
+    state: Annotated[Path, typer.Option(help="Folder in which it remembers how far it has come.", metavar="FOLDER")],
+    partitions: Annotated[
+        int | None, typer.Option(help="Partitions of the target, by default as many as the source has.", min=1)
+    ] = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="End when all records that there are have been copied.")
+    ] = False,
+    source_settings: Annotated[
+        list[str] | None, typer.Option("--set-source", help="A setting of the source.", metavar="NAME=VALUE")
+    ] = None,
+    target_settings: Annotated[
+        list[str] | None, typer.Option("--set-target", help="A setting of the target.", metavar="NAME=VALUE")
+    ] = None,
+) -> None:
+    """Copy a stream into one that is partitioned by another key.
+
+    Two streams can be joined if records of one key have the same partition number in both. Every record is copied once, also when
+    the process is killed and started again. It runs until SIGTERM or SIGINT.
+    """
+    from monolith.cli.join import stop_on_signals
+    from monolith.data.join import Repartition
+
+    read_from = open_stream(source, settings=_parsed(source_settings, "--set-source"))
+    count = len(read_from.partitions()) if partitions is None else partitions
+    write_to = open_stream(target, settings=_parsed(target_settings, "--set-target"), partitions=count)
+    copying = Repartition(read_from, write_to, key=key, state=state)
+    with closing(copying), stop_on_signals(copying.request_stop):
+        copying.run(until_end=until_end)
+    counts = copying.counts
+    _console().print(
+        f"{write_to.url}: {counts['copied']:,} records copied, {counts['without_key']:,} of them without {', '.join(key)}"
+    )
+
+
 def _opened(file: Path | None) -> AbstractContextManager[IO[bytes]]:
     if file is None:
         return nullcontext(sys.stdin.buffer)
@@ -210,12 +251,12 @@ def _opened(file: Path | None) -> AbstractContextManager[IO[bytes]]:
         raise StorageError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _parsed(settings: list[str] | None) -> dict[str, str] | None:
+def _parsed(settings: list[str] | None, option: str = "--set") -> dict[str, str] | None:
     given = {}
     for text in settings or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--set: expected NAME=VALUE, got {text!r}")
+            raise ConfigError(f"{option}: expected NAME=VALUE, got {text!r}")
         given[name] = value
     return given or None
 

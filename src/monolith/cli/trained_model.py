@@ -76,6 +76,9 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the exported versions, by default that of the run.")
     ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also write the dense part as program.onnx. The tables stay outside of it.")
+    ] = False,
     as_json: Json = False,
     untrained: Untrained = False,
     *,
@@ -89,7 +92,7 @@ def export(
     job.require_trained(untrained)
     source = job.source("predict")
     example = None if source is None else next(iter(source), None)
-    folder = job.estimator.export_saved_model(output, example=example)
+    folder = job.estimator.export_saved_model(output, example=example, onnx=onnx)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     show({"folder": str(folder), "step": job.estimator.global_step, "bytes": size}, as_json=as_json)
 

@@ -1,7 +1,8 @@
 """Trace a model and write it as a folder that predicts without the code that made it.
 
-`<base>/<version>/` holds `program.json` and `weights.safetensors` (the dense part), `tables/` (what the embeddings need, without
-optimizer state), `signature.json`, and `manifest.json`, without which it is not an export.
+`<base>/<version>/` holds `program.json` and `weights.safetensors` (the dense part, on request also as `program.onnx`),
+`tables/` (what the embeddings need, without optimizer state), `signature.json`, and `manifest.json`, without which it is not an
+export.
 
 Embeddings become inputs of the program, and everything behind them is traced by `torch.export`.
 """
@@ -29,6 +30,7 @@ from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head, logits_by_head
+from monolith.optional_packages import import_extra
 from monolith.serve.encoding import encode_program
 from monolith.serve.manifest import (
     CollectionSpec,
@@ -56,6 +58,7 @@ def export_model(
     vectors: str | None = None,
     step: int = 0,
     run: RunOrigin | None = None,
+    onnx: bool = False,
     now: Callable[[], float] = time.time,
     chunk: int = 65536,
 ) -> Path:
@@ -68,6 +71,10 @@ def export_model(
     With `vectors`, the name of a method of the model that returns a vector for each row of a batch, that method is exported
     instead of `forward`: one tower of a two-tower model. Only the features and tables that it reads are in the export, and the
     output has the name of the method.
+
+    With `onnx`, the dense part is also written as `program.onnx`, for other runtimes. Its inputs are those of `program.json`:
+    columns of numbers, and the embeddings, which the runtime's caller has to look up in the tables. Its weights are those of
+    the export, and do not follow a run. Needs the extra `onnx`.
 
     Example:
         >>> import tempfile, torch
@@ -86,7 +93,9 @@ def export_model(
     """
     if bool(heads) == (vectors is not None):
         raise InvalidArgumentError("heads, vectors: expected the heads of the model, or the name of a method, not both")
-    program, inputs = trace_model(model, example, heads, vectors)
+    if onnx:
+        import_extra("onnxscript", extra="onnx", purpose="exporting ONNX")
+    program, inputs, exported = _traced(model, example, heads, vectors)
     collections = collections_by_path(model)
     features = {path: _read_features(path, c, None if vectors is None else program) for path, c in collections.items()}
     base = local_path(base, "base")
@@ -108,6 +117,8 @@ def export_model(
                 run=run,
             )
             _write_program(program, signature, temporary)
+            if onnx:
+                _write_onnx(exported, list(inputs), [output.name for output in signature.outputs], temporary)
             write_export_manifest(temporary)
             temporary.rename(Path(base) / str(version))
         except BaseException:
@@ -124,7 +135,7 @@ def _read_features(path: str, collection: EmbeddingBagCollection, program: Dense
     if program is None:
         return features
     inputs = {name.removeprefix(f"{path}/").removesuffix("/values") for name in program.inputs}
-    read = {feature.name for feature in features if feature.name in inputs}
+    read = {feature.name for feature in features if not inputs.isdisjoint(feature.outputs)}
     read |= {feature.shared_with for feature in features if feature.name in read and feature.shared_with}
     return tuple(feature for feature in features if feature.name in read)
 
@@ -171,6 +182,19 @@ def _write_program(program: DenseProgram, signature: Signature, folder: Path) ->
     (folder / "signature.json").write_text(signature.model_dump_json(indent=1))
 
 
+def _write_onnx(
+    exported: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], folder: Path
+) -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        # torch's own: deprecated classes that its exporter uses.
+        warnings.simplefilter("ignore")
+        written = torch.onnx.export(
+            exported, dynamo=True, input_names=list(inputs), output_names=list(outputs), verbose=False
+        )
+    assert written is not None
+    written.save(folder / "program.onnx")
+
+
 def _input_specs(program: DenseProgram, inputs: Mapping[str, Tensor]) -> tuple[InputSpec, ...]:
     return tuple(
         InputSpec(
@@ -212,6 +236,13 @@ def trace_model(
     With `vectors` it is the program of the method of that name. The model may not read columns of labels, because they do not
     exist in serving.
     """
+    program, inputs, _ = _traced(model, example, heads, vectors)
+    return program, inputs
+
+
+def _traced(
+    model: nn.Module, example: Batch, heads: Sequence[Head], vectors: str | None
+) -> tuple[DenseProgram, dict[str, Tensor], torch.export.ExportedProgram]:
     collections = collections_by_path(model)
     batch = _traceable_rows(model, {name: _on_host(column) for name, column in example.items()})
     hidden = {name for head in heads for name in head.label_columns}
@@ -225,7 +256,12 @@ def trace_model(
             inputs = program_inputs(columns, embeddings)
             module = _DenseModel(model, collections, heads, list(columns), embeddings, vectors)
             names = [head.name for head in heads] if vectors is None else [vectors]
-            return trace_program(module, inputs, names, of="model."), inputs
+            exported = _export(module, inputs)
+            return (
+                DenseProgram(*encode_program(exported, list(inputs), names, of="model.", module=module)),
+                inputs,
+                exported,
+            )
     finally:
         model.train(was_training)
 
@@ -364,6 +400,10 @@ def trace_program(
     needs values (`item`, `tolist`, `numpy`, `data`) is refused. Tensors that are plain attributes of a module become constants,
     whether they are derived from parameters or not. `DenseProgram.unfollowed` lists those.
     """
+    return DenseProgram(*encode_program(_export(module, example), list(example), outputs, of=of, module=module))
+
+
+def _export(module: nn.Module, example: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
     varying = {0: torch.export.Dim.DYNAMIC}
     shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
     try:
@@ -379,7 +419,7 @@ def trace_program(
         raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
     exported = _functional(exported)
     _refuse_changed_weights(exported)
-    return DenseProgram(*encode_program(exported, list(example), outputs, of=of, module=module))
+    return exported
 
 
 def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from monolith.features import Ragged
 from monolith.features.batch import BatchColumn
 from monolith.serve.bound import OPERATOR_ERRORS, BoundProgram, Ref, SizeNumber, refused
 from monolith.serve.costs import Cost, known_cost, measure, tensors_in
+from monolith.serve.lowering import NativeProgram, UnsupportedOperatorError, lower
 from monolith.serve.operators import GUARDS, is_on_sizes, resolve
 
 __all__ = ["Budget", "CONSTANTS", "DenseProgram", "program_inputs"]
@@ -86,8 +87,8 @@ class DenseProgram:
         """Tensors that are constants of the program although training may change them: they are not in the `state_dict`."""
         self._weight_of: dict[str, str] = program["weights"]
         # Replaced as a whole by `set_weights`: a run takes it once.
-        self._constants = [self.weights[name] for name in self._weight_of.values()]
-        self._sizes = _sizes(self._constants)
+        self._constants = _Constants.of(self.weights, self._weight_of.values())
+        self._sizes = _sizes(self._constants.tensors)
         if len(program["steps"]) > MAX_STEPS:
             raise ValueError(f"expected at most {MAX_STEPS:,} steps, got {len(program['steps']):,}")
         known = {*self.inputs.values(), *self._weight_of}
@@ -102,6 +103,8 @@ class DenseProgram:
         # By key of the inputs.
         self._numbers: dict[object, dict[str, SizeNumber]] = {}
         self._bound: dict[object, BoundProgram] = {}
+        self._native: dict[object, NativeProgram] = {}
+        self._may_be_native = True
         self._writing = threading.Lock()
 
     def to_json(self) -> str:
@@ -128,24 +131,31 @@ class DenseProgram:
     def run(self, tensors: list[Tensor], key: object = None) -> dict[str, Tensor]:
         """Run with the inputs in the order of `inputs`. The caller has turned gradients off.
 
-        The first run with certain shapes measures every step, the second binds them to their arguments, and later ones call the
-        operators and nothing else. `key` stands for the shapes, strides and types of all inputs. Without one it is made of them.
+        The first run with certain shapes measures every step. The second binds them, as one call of the core or as calls of the
+        operators, and later ones make those and nothing else. `key` stands for the shapes, strides and types of all inputs: the
+        core reads as much memory as they say. Without one it is made of them.
         """
         if key is None:
             key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+        constants = self._constants
+        native = self._native.get(key)
+        if native is not None:
+            found = native.run(constants.addresses, tensors)
+            if found is not None:
+                return found
         bound = self._bound.get(key)
         if bound is None:
             numbers = self._numbers.get(key)
             if numbers is None:
                 return self._measured(tensors, key)
-            bound = self._bind(key, numbers)
-        return bound.run([*self._constants, *tensors, *bound.tail])
+            bound = self._bind(key, numbers, tensors)
+        return bound.run([*constants.tensors, *tensors, *bound.tail])
 
     def _measured(self, tensors: list[Tensor], key: object) -> dict[str, Tensor]:
         """Run within a budget, and remember for `key` that it was enough, and which numbers the sizes gave."""
         nbytes, elements = _sizes(tensors)
         budget = Budget(self._sizes[0] + nbytes, self._sizes[1] + elements)
-        values: dict[str, object] = dict(zip(self._given, [*self._constants, *tensors], strict=True))
+        values: dict[str, object] = dict(zip(self._given, [*self._constants.tensors, *tensors], strict=True))
         numbers: dict[str, SizeNumber] = {}
         for step in self._steps:
             result = step.run(values, budget)
@@ -155,11 +165,21 @@ class DenseProgram:
         found = {name: values[ref] for name, ref in self.outputs.items() if isinstance(ref, Ref)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
-    def _bind(self, key: object, numbers: Mapping[str, SizeNumber]) -> BoundProgram:
+    def _bind(self, key: object, numbers: Mapping[str, SizeNumber], tensors: list[Tensor]) -> BoundProgram:
         """Bind the steps for `key`, which has come twice. Many shapes of ragged inputs come once."""
         given = {name: position for position, name in enumerate(self._given)}
         refs = {name: ref for name, ref in self.outputs.items() if isinstance(ref, Ref)}
         bound = BoundProgram(self._steps, given, numbers, refs)
+        if self._may_be_native:
+            weights = dict(zip(self._weight_of, self._constants.tensors, strict=True))
+            inputs = dict(zip(self.inputs.values(), tensors, strict=True))
+            try:
+                native = lower(self._steps, weights, inputs, numbers, refs)
+            except UnsupportedOperatorError:
+                self._may_be_native = False
+            else:
+                if native is not None:
+                    self._native = self._with(self._native, key, native)
         self._bound = self._with(self._bound, key, bound)
         return bound
 
@@ -202,7 +222,19 @@ class DenseProgram:
             changed[name] = _own_copy(weight)
         with self._writing:
             self.weights = {**self.weights, **changed}
-            self._constants = [self.weights[name] for name in self._weight_of.values()]
+            self._constants = _Constants.of(self.weights, self._weight_of.values())
+
+
+class _Constants(NamedTuple):
+    """The weights of a program in its order, and where they are. They are kept together, so that one run reads one version."""
+
+    tensors: list[Tensor]
+    addresses: list[int]
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], names: Iterable[str]) -> _Constants:
+        tensors = [weights[name] for name in names]
+        return cls(tensors, [tensor.data_ptr() for tensor in tensors])
 
 
 def _own_copy(weight: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ import typer
 
 from monolith.cli import _VERBS
 
-WITHOUT_TORCH = [["--help"], ["--version"], ["trian"], ["launch", "--help"], ["ps", "--help"], ["serve", "--help"]]
+VERBS = "launch ps probe rebalance dispatcher data-worker join stream serve serve-shard env"
+WITHOUT_TORCH = [["--help"], ["--version"], ["trian"], *([verb, "--help"] for verb in VERBS.split())]
+"""The verbs that are left out read tables, checkpoints or models."""
 
 PROBE = """
 import sys

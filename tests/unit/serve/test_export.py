@@ -176,6 +176,9 @@ def test_tables_are_compressed_as_their_features_say(tmp_path: Path) -> None:
 def test_many_threads_get_the_answers_of_one(exported: Path) -> None:
     predictor = load(exported)
     batches = [batch_of(number, 1 + number % 9) for number in range(64)]
+    for _ in range(2):  # the first answers for a number of rows come from torch, whose last bits differ
+        for batch in batches[:9]:
+            predictor.predict(batch)
     expected = [predictor.predict(batch)["click"] for batch in batches]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda batch: predictor.predict(batch)["click"], batches))

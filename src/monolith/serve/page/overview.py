@@ -26,7 +26,7 @@ from monolith.transport.server import is_loopback
 __all__ = ["Overview", "PageServer"]
 
 _MAX_ANSWER = 2**24
-_RUN_SECS = 5.0
+_RUN_SECS = 2.0
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -71,6 +71,7 @@ class Overview:
         context = ssl.create_default_context(cafile=None if tls_root_certs is None else str(tls_root_certs))
         self._opener = build_opener(_NoRedirect, HTTPSHandler(context=context), ProxyHandler({}))
         self._known_runs: tuple[float, list[dict[str, object]]] = 0.0, []
+        self._asking_runs = threading.Lock()
 
     def routes(self) -> tuple[HttpRoute, ...]:
         """Return the routes of the page."""
@@ -91,13 +92,18 @@ class Overview:
         """Return what the page shows, with the samples of the load after the time `since`."""
         with ThreadPoolExecutor(max_workers=max(1, len(self._replicas))) as pool:
             replicas = list(pool.map(lambda url: self._replica(url, since), self._replicas))
-        at, runs = self._known_runs
-        if self._now() - at > _RUN_SECS:
-            with ThreadPoolExecutor(max_workers=max(1, len(self._runs))) as pool:
-                lives = list(pool.map(self._live, self._runs))
-            runs = [{**_run(path), "live": live} for path, live in zip(self._runs, lives, strict=True)]
-            self._known_runs = self._now(), runs
-        return {"time": self._now(), "charts": charts_installed(), "replicas": replicas, "runs": runs}
+        return {"time": self._now(), "charts": charts_installed(), "replicas": replicas, "runs": self.runs()}
+
+    def runs(self) -> list[dict[str, object]]:
+        """Return what is known of the runs, at most a few seconds old."""
+        with self._asking_runs:
+            at, runs = self._known_runs
+            if self._now() - at > _RUN_SECS:
+                with ThreadPoolExecutor(max_workers=max(1, len(self._runs))) as pool:
+                    lives = list(pool.map(self._live, self._runs))
+                runs = [{**_run(path), "live": live} for path, live in zip(self._runs, lives, strict=True)]
+                self._known_runs = self._now(), runs
+            return runs
 
     def _replica(self, url: str, since: str) -> dict[str, object]:
         try:

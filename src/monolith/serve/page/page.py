@@ -18,14 +18,17 @@ import numpy as np
 
 from monolith.errors import InvalidArgumentError, ModelNotFoundError, MonolithError
 from monolith.log import LogReader, RowChange, history
+from monolith.optional_packages import import_extra
 from monolith.serve.metrics import LoadSample, ServingMetrics, VersionTotals
 from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
 from monolith.state.model_dir import SERVERS
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from monolith.serve.replica import Replica
 
-__all__ = ["Page", "charts_installed", "json_response", "row_history", "static_routes"]
+__all__ = ["Page", "RunCollector", "charts_installed", "json_response", "row_history", "static_routes"]
 
 _STATIC = Path(__file__).parent / "static"
 _CHARTS = "uplot/uPlot.iife.min.js"
@@ -59,6 +62,7 @@ class Page:
         quality: Returns what is known of the quality of each version, such as its log loss, by model, version and name.
         rollback: Returns whether `POST /rollout/rollback` of a model would succeed, and what it would do or why not.
         history: Returns the changes of a row of a table, oldest first. None if no log is known, see `row_history`.
+        runs: Returns what is known of the runs that are followed, see `Overview.runs`.
         now: Seconds since 1970.
 
     Example:
@@ -76,10 +80,11 @@ class Page:
         quality: Callable[[], Mapping[str, Mapping[int, Mapping[str, object]]]] = dict,
         rollback: Callable[[str], tuple[bool, str]] = lambda model: (False, "this server has no rollout"),
         history: Callable[[str, int], Iterable[RowChange]] | None = None,
+        runs: Callable[[], list[dict[str, object]]] = list,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._metrics, self._quality, self._rollback, self._history = metrics, quality, rollback, history
-        self._now = now
+        self._runs, self._now = runs, now
         # A log is read from its beginning: one lookup at a time is what a server can afford beside its work.
         self._history_lock = threading.Lock()
 
@@ -89,7 +94,10 @@ class Page:
         async def status(request: HttpRequest) -> HttpResponse:
             since = _seconds(request.query.get("since", "0"))
             answer = await asyncio.to_thread(self.status, since)
-            return json_response({"time": self._now(), "charts": charts_installed(), "replicas": [answer], "runs": []})
+            runs = await asyncio.to_thread(self._runs)
+            return json_response(
+                {"time": self._now(), "charts": charts_installed(), "replicas": [answer], "runs": runs}
+            )
 
         async def row(request: HttpRequest) -> HttpResponse:
             return await asyncio.to_thread(self._row_response, request)
@@ -308,6 +316,37 @@ def json_response(answer: Mapping[str, object], *, status: int = 200) -> HttpRes
     """
     headers = {**_SAFE_HEADERS, "Content-Type": "application/json", "Cache-Control": "no-store"}
     return HttpResponse(status=status, headers=headers, body=json.dumps(_finite(answer), allow_nan=False).encode())
+
+
+class RunCollector:
+    """The metrics of runs that are followed, for `ServingMetrics.collectors`: their step, and how far they are behind a stream.
+
+    Args:
+        runs: As of `Page`.
+
+    Example:
+        >>> run = {"path": "runs/clicks", "live": {"step": 7, "lag_records": 900, "lag_seconds": 1.5}}
+        >>> [family.name for family in RunCollector(lambda: [run]).collect()]
+        ['monolith_training_step', 'monolith_training_lag_records', 'monolith_training_lag_seconds']
+    """
+
+    def __init__(self, runs: Callable[[], list[dict[str, object]]]) -> None:
+        self._runs = runs
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics. Prometheus' client calls it for each scrape."""
+        core = import_extra("prometheus_client.metrics_core", extra="serve", purpose="/metrics")
+        runs = [(str(run["path"]), live) for run in self._runs() if isinstance(live := run["live"], Mapping)]
+        for name, text in {
+            "step": "Global step of a run",
+            "lag_records": "Records of its stream that a run has not read yet",
+            "lag_seconds": "Age of the newest record that a run has read, of the partition most behind, 0 if all are read",
+        }.items():
+            family = core.GaugeMetricFamily(f"monolith_training_{name}", text, labels=("run",))
+            for path, live in runs:
+                if live.get(name) is not None:
+                    family.add_metric((path,), live[name])
+            yield family
 
 
 def _finite(value: object) -> object:

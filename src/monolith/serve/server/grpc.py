@@ -6,18 +6,27 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from google.protobuf.message import Message
 
 from monolith.errors import AuthenticationError, InvalidArgumentError, ProtocolError, StorageError
+from monolith.optional_packages import import_extra
 from monolith.proto import open_inference_pb2 as messages
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.failures import failure_of
 from monolith.serve.server.handler import Handler, PendingAnswer
 from monolith.serve.server.limits import deadline_of
-from monolith.serve.server.protocol import InferRequest, InferResponse, checked_id, checked_parameters
+from monolith.serve.server.protocol import (
+    InferRequest,
+    InferResponse,
+    checked_id,
+    checked_parameters,
+    usual_reader,
+    usual_request,
+)
 from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, inputs_of_ids, to_raw, torch_datatype
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import reveal
@@ -25,7 +34,15 @@ from monolith.transport.tokens import reveal
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["CONTENTS", "GrpcListener", "SERVICE", "decode_message", "encode_message"]
+__all__ = [
+    "CONTENTS",
+    "GrpcListener",
+    "SERVICE",
+    "UsualMessage",
+    "decode_message",
+    "encode_message",
+    "read_infer_message",
+]
 
 SERVICE = "inference.GRPCInferenceService"
 """The name of the service."""
@@ -45,6 +62,25 @@ CONTENTS = {
 }
 """The field of typed contents for each datatype that has one."""
 _PUBLIC = {"ServerLive", "ServerReady"}
+
+
+@dataclass(slots=True)
+class UsualMessage:
+    """What the core has read in a `ModelInferRequest`: columns of one id per row."""
+
+    model_name: str
+    model_version: str
+    raw: bool
+    request: InferRequest
+
+
+def read_infer_message(data: bytes) -> UsualMessage | messages.ModelInferRequest:
+    """Return the message in `data`, which grpcio refuses if this raises."""
+    found = usual_reader.core.message(data)
+    if found is None:
+        return messages.ModelInferRequest.FromString(data)
+    names, ids, rows, request_id, parameters, model, version, raw = found
+    return UsualMessage(model, version, raw, usual_request(names, ids, rows, request_id, parameters))
 
 
 def decode_message(message: messages.ModelInferRequest) -> InferRequest:
@@ -145,8 +181,7 @@ class _Service:
             answer: Message = getattr(self, f"_{method}")(message)
             return answer
         except Exception as error:
-            import grpc
-
+            grpc = _grpc()
             failure = failure_of(error)
             context.abort(getattr(grpc.StatusCode, failure.grpc), failure.message)
             raise AssertionError("abort raises") from error
@@ -158,7 +193,7 @@ class _Service:
         if not hmac.compare_digest(given, self._authorization):
             raise AuthenticationError("authorization: expected the token of this server, as in 'Bearer TOKEN'")
 
-    def _infer(self, message: messages.ModelInferRequest, context: grpc.ServicerContext) -> Message:
+    def _infer(self, message: UsualMessage | messages.ModelInferRequest, context: grpc.ServicerContext) -> Message:
         handler, arrived = self._handler, time.monotonic()
         exchange = PendingAnswer("grpc", arrived, message.model_name)
         try:
@@ -174,17 +209,20 @@ class _Service:
             handler.observe(exchange)
 
     def _admitted(
-        self, exchange: PendingAnswer, message: messages.ModelInferRequest, remaining: float | None
+        self, exchange: PendingAnswer, message: UsualMessage | messages.ModelInferRequest, remaining: float | None
     ) -> messages.ModelInferResponse:
         handler = self._handler
         limit = min(handler.config.deadline_secs, handler.config.deadline_secs if remaining is None else remaining)
         if not handler.batches:  # otherwise all requests that are predicted together take one turn
             handler.admission.start(exchange.arrived + limit)
         try:
-            request = decode_message(message)
+            if isinstance(message, UsualMessage):
+                request, raw = message.request, message.raw
+            else:
+                request, raw = decode_message(message), bool(message.raw_input_contents)
             deadline = deadline_of(exchange.arrived, limit, request.parameters.get("timeout"))
             response = handler.infer(exchange, request, message.model_version, deadline)
-            return encode_message(response, raw=bool(message.raw_input_contents) or request.binary_output)
+            return encode_message(response, raw=raw or request.binary_output)
         finally:
             if not handler.batches:
                 handler.admission.finish()
@@ -220,18 +258,23 @@ _METHODS = (
 )
 
 
+def _grpc() -> Any:  # noqa: ANN401 - a module
+    return import_extra("grpc", extra="serve", purpose="serving over gRPC")
+
+
 def _methods(service: _Service) -> grpc.GenericRpcHandler:
     def behaviour(method: str) -> Callable[[Any, grpc.ServicerContext], Message]:
         return lambda message, context: service.answer(method, message, context)
 
-    import grpc
-
+    grpc = _grpc()
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
             method: grpc.unary_unary_rpc_method_handler(
                 behaviour(method),
-                request_deserializer=getattr(messages, f"{method}Request").FromString,
+                request_deserializer=(
+                    read_infer_message if method == "ModelInfer" else getattr(messages, f"{method}Request").FromString
+                ),
                 response_serializer=lambda message: message.SerializeToString(),
             )
             for method in _METHODS
@@ -243,8 +286,7 @@ class GrpcListener:
     """Serves a handler over gRPC until `close`. It has started when the constructor returns."""
 
     def __init__(self, handler: Handler, config: ServingConfig) -> None:
-        import grpc
-
+        grpc = _grpc()
         assert config.grpc_port is not None
         capacity = config.max_concurrency + config.max_queue
         self._pool = ThreadPoolExecutor(

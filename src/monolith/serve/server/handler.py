@@ -193,16 +193,14 @@ class Handler:
         self, replica: Replica, columns: Mapping[str, BatchColumn], rows: int, deadline: float
     ) -> dict[str, Tensor]:
         if self._batcher is None:
-            with torch.inference_mode():
-                return replica.predict(columns)
+            return replica.predict(columns)
         for spec in replica.signature.inputs:
             spec.check(columns)  # an error here must not become one of the requests that it is joined with
 
         def in_turn(batch: Mapping[str, BatchColumn], deadline: float) -> dict[str, Tensor]:
             self.admission.start(deadline)
             try:
-                with torch.inference_mode():
-                    return replica.predict(batch)
+                return replica.predict(batch)
             finally:
                 self.admission.finish()
 
@@ -222,8 +220,7 @@ class Handler:
         outputs: Mapping[str, Tensor] = {}
         status: AnswerStatus = "ok"
         try:
-            with torch.inference_mode():
-                outputs = replica.predict(exchange.columns)
+            outputs = replica.predict(exchange.columns)
         except Exception as error:
             status = failure_of(error).status
         finally:

@@ -24,7 +24,7 @@ class HttpRequest:
     """The parts of the path that stand for a `{name}` of the route."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen, which would double the time to make one
 class HttpResponse:
     """A response with its whole body."""
 

@@ -1,7 +1,7 @@
 """`HttpConnection`: one connection of HTTP/1.1, from bytes to requests with their whole body, and from answers to bytes.
 
-httptools (llhttp) knows the syntax. What is here is what a server decides: the order of answers, and bounds on what a client may
-make it hold or wait for.
+httptools (llhttp) knows the syntax, and the core the part of it that most requests are. What is here is what a server decides:
+the order of answers, and bounds on what a client may make it hold or wait for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol, cast
 
+from monolith._core import read_post
 from monolith.console import RareWarnings
 from monolith.errors import DeadlineExceededError, MessageTooLargeError, MonolithError, OverloadedError, ProtocolError
 from monolith.optional_packages import import_extra
@@ -183,7 +184,8 @@ class HttpConnection(asyncio.Protocol):
             return
         progress = self._progress
         try:
-            self._feed(data)
+            if self._in_head or self._reading is not None or not self._read_post(data):
+                self._feed(data)
         except self._parser_error as error:
             if self._reads:
                 self._fail(ProtocolError(f"HTTP: {error}"))
@@ -191,6 +193,21 @@ class HttpConnection(asyncio.Protocol):
         if self._quiet_bytes > MAX_HEAD_BYTES and self._reads and (self._in_head or self._reading is not None):
             self._fail(MessageTooLargeError(f"headers: expected at most {MAX_HEAD_BYTES:,} bytes"), status=431)
         self._advance()
+
+    def _read_post(self, data: bytes) -> bool:
+        """Read the usual request, which begins and ends with `data`. Returns False if it has to be parsed."""
+        found = read_post(data)
+        if found is None:
+            return False
+        url, headers, body = found
+        self._parts = []
+        try:
+            self._begin("POST", url, headers, is_last=False)
+            self.on_body(body)
+            self.on_message_complete()
+        except _StopParsingError:
+            pass  # answered without it
+        return True
 
     def _feed(self, data: bytes) -> None:
         left: bytes | memoryview = data
@@ -242,11 +259,14 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Decide whether the body is wanted."""
         self._in_head = False
-        self._progress += 1
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._headers}
-        request = IncomingRequest(self, self._parser.get_method().decode("ascii"), self._url, headers)
-        self._reading = request
-        request.is_last = not self._parser.should_keep_alive()
+        method = self._parser.get_method().decode("ascii")
+        self._begin(method, self._url, headers, is_last=not self._parser.should_keep_alive())
+
+    def _begin(self, method: str, url: bytes, headers: dict[str, str], *, is_last: bool) -> None:
+        self._progress += 1
+        self._reading = request = IncomingRequest(self, method, url, headers)
+        request.is_last = is_last
         self._expires = request.arrived + self._config.deadline_secs
         try:
             self._check_head(request)

@@ -8,7 +8,8 @@ import ssl
 import threading
 import time
 
-from monolith.errors import ConfigError, MissingPackageError, StorageError
+from monolith.errors import ConfigError, StorageError
+from monolith.optional_packages import import_extra
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.http_connection import HttpApplication, HttpConnection, OpenConnections
 
@@ -20,13 +21,9 @@ _HANDSHAKE_SECONDS = 30.0
 
 def require_packages() -> None:
     """Raise `MissingPackageError` if a package of the extra `serve` is not installed."""
-    try:
-        import httptools  # noqa: F401
-        import uvloop  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(
-            f"serving needs the package {error.name}; run pip install 'monolith-torch[serve]'"
-        ) from None
+    import_extra("grpc", extra="serve", purpose="serving")
+    import_extra("httptools", extra="serve", purpose="serving")
+    import_extra("uvloop", extra="serve", purpose="serving")
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -78,8 +75,7 @@ class HttpListener:
             raise self._failures[0]
 
     def _run(self) -> None:
-        import uvloop
-
+        uvloop = import_extra("uvloop", extra="serve", purpose="serving")
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())

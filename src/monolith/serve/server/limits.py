@@ -58,7 +58,7 @@ class Admission:
         self._max_concurrency, self._capacity = max_concurrency, max_concurrency + max_queue
         self._lock = threading.Lock()
         self._turns, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._admitted = self._running = 0
+        self._admitted = self._running = self._waiting = 0
         self._draining = False
 
     @property
@@ -91,7 +91,7 @@ class Admission:
         """Count a request out."""
         with self._lock:
             self._admitted -= 1
-            if not self._admitted:
+            if self._draining and not self._admitted:
                 self._idle.notify_all()
 
     def try_start(self) -> bool:
@@ -109,17 +109,25 @@ class Admission:
             DeadlineExceededError: its turn did not come before `deadline`.
         """
         with self._lock:
-            if not self._turns.wait_for(
-                lambda: self._running < self._max_concurrency, max(0.0, deadline - time.monotonic())
-            ):
-                raise DeadlineExceededError("the deadline of the request was exceeded while it waited for its turn")
+            if self._running >= self._max_concurrency:
+                self._wait(deadline)
             self._running += 1
+
+    def _wait(self, deadline: float) -> None:
+        self._waiting += 1
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            if not self._turns.wait_for(lambda: self._running < self._max_concurrency, left):
+                raise DeadlineExceededError("the deadline of the request was exceeded while it waited for its turn")
+        finally:
+            self._waiting -= 1
 
     def finish(self) -> None:
         """End the run of a request."""
         with self._lock:
             self._running -= 1
-            self._turns.notify()
+            if self._waiting:
+                self._turns.notify()
 
     def drain(self, grace: float) -> bool:
         """Refuse new requests and wait for those admitted. Returns whether all have left within `grace` seconds."""

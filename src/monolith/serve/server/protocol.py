@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import orjson
 import torch
 
+from monolith._core import InferRequestReader
 from monolith.config import nearest_name
 from monolith.errors import InvalidArgumentError, MessageTooLargeError, ProtocolError
+from monolith.features.batch import IdMatrix
 from monolith.serve.server.tensors import (
+    MatrixInputs,
     WireTensor,
     from_elements,
     from_raw,
@@ -74,6 +78,24 @@ class InferResponse:
     outputs: Mapping[str, torch.Tensor]
 
 
+class _UsualReader(threading.local):
+    """Reads usual requests in the core. Each thread has its own, because what is found stays in its memory."""
+
+    def __init__(self) -> None:
+        self.core = InferRequestReader()
+
+
+usual_reader = _UsualReader()
+
+
+def usual_request(
+    names: tuple[str, ...], ids: bytearray, rows: int, request_id: str, parameters: Mapping[str, object]
+) -> InferRequest:
+    """Return the request that the core has found: columns of one id per row."""
+    matrix = torch.frombuffer(ids, dtype=torch.int64).view(len(names), rows)
+    return InferRequest(request_id, parameters, MatrixInputs(IdMatrix(names, matrix)), {})
+
+
 def parse_json(data: bytes | memoryview, limit: int) -> dict[str, Any]:
     """Return the object in `data`.
 
@@ -121,6 +143,9 @@ def decode_infer(body: bytes, json_bytes: str | None, *, max_json_bytes: int) ->
         ProtocolError: the request as a whole cannot be read.
     """
     if json_bytes is None:
+        usual = usual_reader.core.json(body) if len(body) <= max_json_bytes else None
+        if usual is not None:
+            return usual_request(*usual)
         # NumPy would take a boolean among numbers for one, so such requests are read input by input.
         packs = b"true" not in body and b"false" not in body
         return _request(parse_json(body, max_json_bytes), bytearray(), packs=packs)
@@ -129,6 +154,9 @@ def decode_infer(body: bytes, json_bytes: str | None, *, max_json_bytes: int) ->
         raise ProtocolError(
             f"{BINARY_HEADER}: expected a number up to {len(body)}, the length of the body, got {json_bytes!r:.40}"
         )
+    usual = usual_reader.core.binary(body, length) if length <= max_json_bytes else None
+    if usual is not None:
+        return usual_request(*usual)
     view = memoryview(body)
     # A copy at an address that is a multiple of 8, whatever the length of the JSON: tensors share its memory.
     return _request(parse_json(view[:length], max_json_bytes), bytearray(view[length:]))

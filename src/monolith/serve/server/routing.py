@@ -74,9 +74,9 @@ class DefaultRouter:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen, which would triple the time to make one
 class Answered:
-    """One request that was answered, well or badly."""
+    """One request that was answered, well or badly. Observers share it, and do not change it."""
 
     model: str
     version: int

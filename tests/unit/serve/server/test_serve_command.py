@@ -89,7 +89,9 @@ def test_the_missing_extra_is_named_in_one_line(exported: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "error: serving needs the package httptools; run pip install 'monolith-torch[serve]'\n"
+    assert ended.stderr == (
+        "error: serving needs the package 'httptools'; to install it: pip install 'monolith-torch[serve]'\n"
+    )
 
 
 @pytest.mark.parametrize(

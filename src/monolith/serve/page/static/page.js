@@ -303,9 +303,29 @@ class ReplicaView {
 function streamLag(live) {
   if (!live) return "";
   if (live.lag_records == null) return live.state;
-  const age = live.lag_seconds == null ? "" : `, ${live.lag_seconds.toFixed(1)} s`;
+  const age = live.lag_seconds == null ? "" : `, ${seconds(live.lag_seconds)}`;
   const bad = live.bad_records ? `, ${number(live.bad_records)} bad` : "";
   return `${number(live.lag_records)} records behind${age}${bad}`;
+}
+
+const BEHIND_SECS = 5;
+const before = new Map(); // lag of each run at the last change, and whether it grew
+
+// A replica may have all that was trained, and answer as of an hour ago, because training is behind its stream.
+function updateBehind(known) {
+  const texts = [];
+  for (const { path, live } of known) {
+    if (live?.lag_records == null) continue;
+    const last = before.get(path);
+    if (!last || last.records !== live.lag_records)
+      before.set(path, { records: live.lag_records, grows: last ? live.lag_records > last.records : null });
+    const { grows } = before.get(path);
+    if (!(live.lag_seconds >= BEHIND_SECS)) continue;
+    const trend = grows === null ? "" : grows ? ", and the lag grows: more comes than is trained" : ", and it catches up";
+    texts.push(`Training of ${path} is ${number(live.lag_records)} records (${seconds(live.lag_seconds)}) behind its stream${trend}. The answers do not know what came since.`);
+  }
+  byId("behind").hidden = !texts.length;
+  setText(byId("behind"), texts.join(" "));
 }
 
 const RUNS = [
@@ -439,7 +459,8 @@ function show(status) {
   newest = times.length ? Math.min(...times) : 0;
   runs.hidden = !status.runs.length;
   if (!runs.isConnected) byId("content").append(runs);
-  fill(runs.lastChild, "Training runs (the lag of their replicas is on the pages of these)", RUNS, status.runs);
+  updateBehind(status.runs);
+  fill(runs.lastChild, "Training: how far runs are, and how far behind their streams", RUNS, status.runs);
   updateLookup(status.replicas);
 }
 
