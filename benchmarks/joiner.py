@@ -8,6 +8,10 @@ most a quarter of them there and the others in LMDB. `dict` is what one writes i
 which is emptied by time. It parses, joins and writes the same examples, and has no checkpoints, no order of events, no
 duplicates and no limit of memory. `parsing` only calls orjson.loads for each record. Processor time includes the threads of
 readers and writers.
+
+At last the same records in two partitions are joined by one process, which has both, and by two. What that gains is the ratio of
+the times that pass, in turns. It needs two processors that have nothing else to do: on a busy machine only the processor time
+says what they would gain.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import random
 import resource
 import shutil
@@ -23,6 +28,8 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import orjson
@@ -35,12 +42,12 @@ WINDOW_SECS = 240.0
 PER_SECOND = 500
 
 
-def write_events(folder: Path, count: int) -> None:
+def write_events(folder: Path, count: int, partitions: int = 1) -> None:
     chance = random.Random(1)
     ids = ",".join(f'"id_{column}":{chance.randrange(1 << 40)}' for column in range(26))
     with (
-        open_stream(folder / "shown", partitions=1, settings=QUIET).writer() as shown,
-        open_stream(folder / "acted", partitions=1, settings=QUIET).writer() as acted,
+        open_stream(folder / "shown", partitions=partitions, settings=QUIET).writer() as shown,
+        open_stream(folder / "acted", partitions=partitions, settings=QUIET).writer() as acted,
     ):
         for number in range(count):
             key, at = f"request-{number * 2654435761 % (1 << 40):013d}", 1_700_000_000 + number / PER_SECOND
@@ -115,6 +122,56 @@ def join_with_a_dict(folder: Path) -> None:
         emit(float("inf"))
 
 
+def join_share(folder: Path, index: int, count: int, events: int, ready: Barrier, spent: Queue[float]) -> None:
+    """Join some of the partitions, in a process of its own."""
+    gc.set_threshold(50_000, 20, 100)
+    with Joiner(config(folder, spill=False, count=events), index=index, count=count) as joiner:
+        ready.wait()
+        spent.put(processor_secs(lambda: joiner.run(until_end=True))[0])
+
+
+def join_with_processes(folder: Path, count: int, events: int) -> tuple[float, float]:
+    """Return processor time of all, and the time that passed."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, spent = spawn.Barrier(count + 1), spawn.Queue()
+    processes = [
+        spawn.Process(target=join_share, args=(folder, index, count, events, ready, spent)) for index in range(count)
+    ]
+    for process in processes:
+        process.start()
+    ready.wait()
+    began = time.perf_counter()
+    total = sum(spent.get() for _ in processes)
+    elapsed = time.perf_counter() - began
+    for process in processes:
+        process.join()
+    return total, elapsed
+
+
+def compare_processes(count: int, rounds: int) -> None:
+    events = count + -(-count // 10)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_events(folder, count, partitions=2)
+        gains, bounds = [], []
+        for turn in range(rounds):
+            times, costs = {}, {}
+            for processes in (1, 2):
+                costs[processes], times[processes] = join_with_processes(folder, processes, count)
+                print(
+                    f"round {turn}: {processes} process(es) {costs[processes] / events * 1e6:6.1f} us/event of processor time, "
+                    f"{times[processes]:.2f} s"
+                )
+                for made in ("examples", "state"):
+                    shutil.rmtree(folder / made, ignore_errors=True)
+            gains.append(times[1] / times[2])
+            bounds.append(2 * costs[1] / costs[2])
+        print(
+            f"\ntwo processes are {statistics.median(gains):.2f} times as fast as one by the time that passed, and "
+            f"{statistics.median(bounds):.2f} times by processor time, if each has a processor: medians of {rounds} rounds"
+        )
+
+
 def processor_secs(work: Callable[[], object]) -> tuple[float, float]:
     def used() -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -156,6 +213,8 @@ def main() -> None:
             middle = statistics.median(times)
             ratio = statistics.median(one / base for one, base in zip(times, rates["parsing"], strict=True))
             print(f"{contestant:<12}{middle:8.1f}{1e6 / middle:28,.0f}{ratio:16.1f}")
+    print()
+    compare_processes(given.events, given.rounds)
 
 
 if __name__ == "__main__":

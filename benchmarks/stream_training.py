@@ -2,9 +2,14 @@
 
 python benchmarks/stream_training.py                      folder stream, Kafka (librdkafka's mock cluster) and files
 python benchmarks/stream_training.py --rows 50000 --rounds 1 --no-kafka
+python benchmarks/stream_training.py --format arrow --case train --rounds 3
 
 Records of 26 ids and a label, each format in its turn. "files" are the original's record files for `instance`, Parquet for
-`arrow`, and for `json` the same values in memory, decoded without a stream, because there is no source of JSON files.
+`arrow` with 256 rows in a message, and for `json` the same values in memory, decoded without a stream, because there is no source
+of JSON files. "memory" is training on batches that were made before: the floor under every source.
+
+Every case is measured twice in a round, with few records and with all of them. A record costs the difference of both divided by
+the difference in records, so what it takes to start and connect is not in it. "start" is that rest.
 
 Rounds go through all cases in turn; a number is the median of the rounds. `read` only makes batches, `train` also trains 26
 tables with a linear layer on them, while another thread reads ahead, as a run does. Processor time is that of this process, in
@@ -16,6 +21,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import functools
+import itertools
 import statistics
 import tempfile
 import time
@@ -90,33 +96,37 @@ def messages_of(rows: list[dict[str, object]], format: StreamFormat) -> list[byt
     return [encoder.encode_rows(rows[begin : begin + PER_MESSAGE])[0] for begin in range(0, len(rows), PER_MESSAGE)]
 
 
-def fill(stream: Stream, messages: list[bytes]) -> None:
+def fill(stream: Stream, messages: list[bytes], repeats: int) -> None:
     partitions = len(stream.partitions())
     with stream.writer() as writer:
-        for number, message in enumerate(messages):
+        for number, message in enumerate(itertools.chain.from_iterable(itertools.repeat(messages, repeats))):
             writer.append(message, partition=number % partitions)
         writer.flush()
 
 
 def files_of(
-    folder: Path, rows: list[dict[str, object]], messages: list[bytes], kind: StreamFormat
+    folder: Path, rows: list[dict[str, object]], messages: list[bytes], kind: StreamFormat, repeats: int
 ) -> Callable[[], Iterable[Batch]]:
     if kind == "instance":
-        with RecordWriter(str(folder / "instances")) as writer:
-            for message in messages:
-                writer.write(message)
-        return lambda: RecordFileSource(str(folder / "instances"), COLUMNS, batch_size=BATCH, format="instance")
+        path = folder / f"instances-{repeats}"
+        with RecordWriter(str(path)) as writer:
+            for _ in range(repeats):
+                for message in messages:
+                    writer.write(message)
+        return lambda: RecordFileSource(str(path), COLUMNS, batch_size=BATCH, format="instance")
     if kind == "arrow":
         table = pa.table(
             {column.name: pa.array([row[column.name] for row in rows], arrow_type(column)) for column in COLUMNS}
         )
-        pq.write_table(table, folder / "rows.parquet", row_group_size=32 * BATCH)
-        return lambda: ParquetSource(str(folder / "rows.parquet"), COLUMNS, batch_size=BATCH)
+        path = folder / f"rows-{repeats}.parquet"
+        pq.write_table(pa.concat_tables([table] * repeats), path, row_group_size=32 * BATCH)
+        return lambda: ParquetSource(str(path), COLUMNS, batch_size=BATCH)
 
     def decoded() -> Iterator[Batch]:
         decoder, at = MessageDecoder(COLUMNS), 0
-        while at < len(messages):
-            assert decoder.add(messages, at, max_rows=BATCH) is None
+        values = messages * repeats
+        while at < len(values):
+            assert decoder.add(values, at, max_rows=BATCH) is None
             at, _ = decoder.position
             yield decoder.take()
 
@@ -137,59 +147,104 @@ def train(source: Iterable[Batch]) -> int:
     return rows
 
 
-def measure(work: Callable[[], int], rows: int) -> tuple[float, float]:
-    """Return records per second, and microseconds of processor time per record."""
+def in_memory(rows: list[dict[str, object]], repeats: int) -> Callable[[], Iterable[Batch]]:
+    messages = messages_of(rows, "arrow")
+
+    def made() -> Iterable[Batch]:
+        decoder, at, batches = MessageDecoder(COLUMNS, format="arrow"), (0, 0), []
+        while at[0] < len(messages):
+            assert decoder.add(messages, *at, max_rows=BATCH) is None
+            at = decoder.position
+            batches.append(decoder.take())
+        return itertools.chain.from_iterable(itertools.repeat(batches, repeats))
+
+    return made
+
+
+def measure(work: Callable[[int], int], repeats: int, rows: int) -> tuple[float, float]:
+    """Return seconds and seconds of processor time of reading the rows so many times."""
     started, used = time.perf_counter(), time.process_time()
-    assert work() == rows
-    return rows / (time.perf_counter() - started), (time.process_time() - used) / rows * 1e6
+    assert work(repeats) == rows * repeats
+    return time.perf_counter() - started, time.process_time() - used
+
+
+def cases_of(
+    format: StreamFormat,  # noqa: A002
+    folder: Path,
+    kafka: MockKafka | None,
+    rows: list[dict[str, object]],
+    repeats: int,
+) -> dict[str, Callable[[int], int]]:
+    """Return what to measure, by name. Each is called with 1 or `repeats`."""
+    folder.mkdir()
+    messages = messages_of(rows, format)
+    sources: dict[str, dict[int, Callable[[], Iterable[Batch]]]] = {}
+    for times in (1, repeats):
+        sources.setdefault("memory", {})[times] = in_memory(rows, times)
+        sources.setdefault("files", {})[times] = files_of(folder, rows, messages, format, times)
+        streams = {"folder": open_stream(folder / f"events-{times}", partitions=4)}
+        if kafka is not None:
+            kafka.create_topic(f"{format}-{times}", KAFKA_PARTITIONS)
+            streams["kafka"] = open_stream(kafka.url(f"{format}-{times}"))
+        for kind, stream in streams.items():
+            fill(stream, messages, times)
+            sources.setdefault(kind, {})[times] = functools.partial(
+                StreamSource, stream, COLUMNS, batch_size=BATCH, format=format, until_end=True, max_future_secs=None
+            )
+    cases: dict[str, Callable[[int], int]] = {}
+    for kind, makes in sources.items():
+        if kind != "memory":
+            cases[f"{format} {kind} read"] = lambda times, makes=makes: read(makes[times]())
+        cases[f"{format} {kind} train"] = lambda times, makes=makes: train(makes[times]())
+    return cases
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=20_480, help="different records, which are also the short read")
+    parser.add_argument("--repeats", type=int, default=11, help="how often they come in the long read")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--format", choices=FORMATS, help="only this one")
     parser.add_argument("--no-kafka", action="store_true")
-    parser.add_argument("--case", default="", help="only cases whose name has this in it, such as 'json folder read'")
+    parser.add_argument("--case", default="", help="only cases whose name has this in it, such as 'folder read'")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
+    if arguments.repeats < 2:
+        parser.error("--repeats: expected 2 or more")
     torch.set_num_threads(1)
-    rows = make_rows(arguments.rows)
-    cases: dict[str, Callable[[], int]] = {}
+    rows, repeats = make_rows(arguments.rows), arguments.repeats
     with tempfile.TemporaryDirectory() as name, MockKafka() as kafka:
-        for format in FORMATS:  # noqa: A001
-            folder = Path(name) / format
-            folder.mkdir()
-            messages = messages_of(rows, format)
-            sources = {"files": files_of(folder, rows, messages, format)}
-            streams = {"folder": open_stream(folder / "events", partitions=4)}
-            if not arguments.no_kafka:
-                kafka.create_topic(format, KAFKA_PARTITIONS)
-                streams["kafka"] = open_stream(kafka.url(format))
-            for kind, stream in streams.items():
-                fill(stream, messages)
-                sources[kind] = functools.partial(
-                    StreamSource, stream, COLUMNS, batch_size=BATCH, format=format, until_end=True, max_future_secs=None
-                )
-            for kind, make in sources.items():
-                cases[f"{format} {kind} read"] = lambda make=make: read(make())
-                cases[f"{format} {kind} train"] = lambda make=make: train(make())
+        cases: dict[str, Callable[[int], int]] = {}
+        for format in (arguments.format,) if arguments.format else FORMATS:  # noqa: A001
+            broker = None if arguments.no_kafka else kafka
+            cases |= cases_of(format, Path(name) / format, broker, rows, repeats)
         cases = {case: work for case, work in cases.items() if arguments.case in case}
+        for work in cases.values():
+            work(1)  # what is loaded and made once in a process
+        starts: dict[str, list[float]] = {case: [] for case in cases}
         results: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
         for _ in range(arguments.rounds):
             for case, work in cases.items():
                 if arguments.profile:
                     with cProfile.Profile() as profile:
-                        work()
+                        work(repeats)
                     profile.print_stats("tottime")
-                results[case].append(measure(work, len(rows)))
-    print(f"{'':24} {'records/s':>12} {'µs each':>8} {'time of files':>14} {'processor time of files':>24}")
+                short, long = measure(work, 1, len(rows)), measure(work, repeats, len(rows))
+                more = len(rows) * (repeats - 1)
+                wall, processor = (long[0] - short[0]) / more, (long[1] - short[1]) / more
+                results[case].append((wall, processor))
+                starts[case].append(short[1] - processor * len(rows))
+    print(
+        f"{'':24} {'records/s':>12} {'µs each':>8} {'time of files':>14} {'processor time of files':>24} {'start ms':>9}"
+    )
     for case, measured in results.items():
-        speed, cost = (statistics.median(values) for values in zip(*measured, strict=True))
+        wall, cost = (statistics.median(values) for values in zip(*measured, strict=True))
         format, _, what = case.split(" ")  # noqa: A001
-        beside = results.get(f"{format} files {what}", measured)
-        slower = statistics.median(files[0] / own[0] for files, own in zip(beside, measured, strict=True))
-        dearer = statistics.median(own[1] / files[1] for files, own in zip(beside, measured, strict=True))
-        print(f"{case:24} {speed:12,.0f} {cost:8.2f} {slower:13.2f}x {dearer:23.2f}x")
+        files = results.get(f"{format} files {what}", measured)
+        slower = statistics.median(own[0] / file[0] for file, own in zip(files, measured, strict=True))
+        dearer = statistics.median(own[1] / file[1] for file, own in zip(files, measured, strict=True))
+        start = statistics.median(starts[case]) * 1e3
+        print(f"{case:24} {1 / wall:12,.0f} {cost * 1e6:8.2f} {slower:13.2f}x {dearer:23.2f}x {start:9.0f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ when it was trained once as a click.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from monolith import EmbeddingBagCollection, Feature
 from monolith.data import Column, ParquetSource
+from monolith.durable import write_durably
 from monolith.features.batch import Batch
 from monolith.nn import Head
 from monolith.streams import Stream, StreamWriter, open_stream
@@ -54,7 +56,7 @@ parts:
   joiner: {run: monolith join join.yaml}
   trainer: {run: monolith train job.yaml}
   replica: {run: "monolith serve --run run --name counted --http-port ${HTTP_PORT} --grpc-port 0"}
-  site: {run: "python ${SITE} ${IMPRESSIONS}"}
+  site: {run: "python ${SITE}"}
 """,
 }
 
@@ -72,6 +74,8 @@ class CountedExamples(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         self.rows = self.embeddings(batch)["id"].squeeze(1)
+        if self.training:
+            time.sleep(float(os.environ.get("STEP_SECS", "0")))  # a model that takes longer than this one
         # The loss of the head must not change rows. A replica answers with them.
         return torch.zeros(len(self.rows)) if self.training else self.rows * self.scale
 
@@ -94,31 +98,53 @@ def next_numbers(stream: Stream) -> list[int]:
     return [n if last is None else int(last.keys[0] or 0) + PARTITIONS for n, last in enumerate(stored)]
 
 
-def main(count: int) -> None:
-    """Write what is not stored yet of the first `count` impressions and their clicks. Then wait."""
-    streams = [open_stream(name) for name in ("impressions", "actions")]
+def main(streams_in: str = "") -> None:
+    """Write the impressions that are not stored yet, and their clicks, until the file `enough` is there. Then wait.
+
+    How many there are is in the file `written` then. Streams are in the current folder, or on the broker with the URL
+    `streams_in`.
+    """
+    begun = time_of_begin()
+    streams = [open_stream(f"{streams_in}{name}") for name in ("impressions", "actions")]
     done, clicked = (next_numbers(stream) for stream in streams)
     impressions, actions = (stream.writer() for stream in streams)
     # Clicks of impressions that an earlier incarnation has written come first, before time goes on.
     for partition in range(PARTITIONS):
         for number in range(clicked[partition], done[partition], PARTITIONS):
-            click(actions, number)
-    for number in range(min(done), count):
+            click(actions, number, begun)
+    number = min(done)
+    while number < max(done) or not Path("enough").exists():
         if number >= done[number % PARTITIONS]:
-            impressions.append(orjson.dumps({"id": number}), key=b"%d" % number, partition=number % PARTITIONS)
+            impressions.append(
+                orjson.dumps({"id": number}),
+                key=b"%d" % number,
+                partition=number % PARTITIONS,
+                timestamp=begun + number,
+            )
             impressions.flush()
-            click(actions, number)
+            click(actions, number, begun)
             time.sleep(0.004)
+        number += 1
     actions.flush()
-    Path("written").touch()
+    write_durably(Path("written"), b"%d" % number)
     while True:
         time.sleep(60)
 
 
-def click(actions: StreamWriter, number: int) -> None:
+def click(actions: StreamWriter, number: int, begun: int) -> None:
     if is_clicked(number):
-        actions.append(b'{"action":"click"}', key=b"%d" % number, partition=number % PARTITIONS)
+        # When it happened, not when it could be written: a site that was away for long does not make clicks late.
+        at = begun + number
+        actions.append(b'{"action":"click"}', key=b"%d" % number, partition=number % PARTITIONS, timestamp=at)
+
+
+def time_of_begin() -> int:
+    """When the first incarnation began, milliseconds since 1970. Impressions happen a millisecond after each other."""
+    file = Path("begun")
+    if not file.exists():
+        write_durably(file, b"%d" % (time.time() * 1000))
+    return int(file.read_text())
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*sys.argv[1:])

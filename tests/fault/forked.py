@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -25,6 +27,20 @@ class Forked:
         """The next message; `EOFError` if the process has ended without one."""
         assert self.pipe.poll(timeout), "the process neither sent anything nor ended"
         return self.pipe.recv()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def stop(self) -> None:
+        """Let it do nothing more until it is killed."""
+        os.kill(self.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""

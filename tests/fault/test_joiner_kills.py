@@ -124,7 +124,7 @@ def kill_often(folder: Path, *, kills: int, seed: int, emit: str, spill: bool) -
 
 @pytest.mark.parametrize(("emit", "spill"), [("window_end", False), ("window_end", True), ("on_positive", True)])
 def test_a_joiner_that_is_killed_writes_every_impression_once(tmp_path: Path, emit: str, *, spill: bool) -> None:
-    kill_often(tmp_path, kills=8, seed=len(emit) + spill, emit=emit, spill=spill)
+    kill_often(tmp_path, kills=6, seed=len(emit) + spill, emit=emit, spill=spill)
 
 
 @pytest.mark.slow

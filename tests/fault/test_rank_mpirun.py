@@ -37,6 +37,7 @@ def mpirun(folder: Path, ranks: int) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.slow  # the launchers of the project are killed in test_rank_elasticity.py and test_rank_torchrun.py
 def test_a_killed_job_continues_with_another_number_of_ranks(tmp_path: Path) -> None:
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -102,8 +102,9 @@ def require_exact(folder: Path, quiet: dict[str, Tensor]) -> None:
     ("every", "victim", "said"),
     [
         (EVERY, "rank 1", "go back to step"),
-        (EVERY, "rank 0", "go back to step"),
-        (EVERY, "ps 0", ""),  # a server that comes back has every update that it has acknowledged
+        pytest.param(EVERY, "rank 0", "go back to step", marks=pytest.mark.slow),
+        # A server that comes back has every update that it has acknowledged.
+        pytest.param(EVERY, "ps 0", "", marks=pytest.mark.slow),
         (NEVER, "rank 1", "there is no checkpoint"),
     ],
 )
@@ -122,7 +123,10 @@ def test_every_batch_counts_once_in_the_rows_of_servers(
     assert said in "\n".join(job.lines("rank 0"))
 
 
-@pytest.mark.parametrize(("every", "said"), [(EVERY, "go back to step"), (NEVER, "there is no checkpoint")])
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [(EVERY, "go back to step"), pytest.param(NEVER, "there is no checkpoint", marks=pytest.mark.slow)],
+)
 def test_a_new_job_begins_where_its_checkpoint_is(
     tmp_path: Path, quiet: dict[str, Tensor], every: int, said: str
 ) -> None:

@@ -117,7 +117,7 @@ def test_a_power_cut_loses_nothing_flushed_and_gives_no_offset_twice(
     ended = writers.run(shim, str(root / "events"), "250", "5")
     assert ended.returncode == 0, ended.stderr
     cuts, lost, skipped = 0, 0, 0
-    for disk, seed, stored in power_cuts(root, images=120, seed=3):
+    for disk, seed, stored in power_cuts(root, images=90, seed=3):
         here = tmp_path / str(seed)
         write_image(disk.contents(), here / "before")
         write_image(disk.image(seed), here / "after")

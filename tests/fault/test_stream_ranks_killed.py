@@ -10,6 +10,7 @@ import random
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,11 @@ class Told(Hook):
         with suppress(BrokenPipeError):
             self.pipe.send(result.step)
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        if not trainer.steps_made:
+            with suppress(BrokenPipeError):
+                self.pipe.send("waits")
+
 
 def trainer_of(folder: Path, *, chief: bool) -> Trainer:
     model = IdCounts()
@@ -51,17 +57,17 @@ def trainer_of(folder: Path, *, chief: bool) -> Trainer:
     return Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0), config=config)
 
 
-def source_of(folder: Path, **options: float) -> StreamSource:
+def source_of(folder: Path, **options: Any) -> StreamSource:  # noqa: ANN401 - any option
     return StreamSource(str(folder / "events"), COLUMNS, batch_size=7, max_wait_secs=0.005, **options)
 
 
-def life(pipe: Connection, folder: Path, job: str, rank: int, ranks: int) -> None:
+def life(pipe: Connection, folder: Path, job: str, rank: int, ranks: int, start: str = "start") -> None:
     config = MeshConfig(formation_secs=60.0, rank_timeout_secs=20.0, exchange_timeout_secs=20.0)
     with suppress(RankLostError):
         mesh = form_mesh(rank, ranks, DiscoveryRendezvous(HostServiceDiscovery(folder / job)), config=config)
         runner = RunnerConfig(num_workers=ranks, index=rank)
         with RankSession(trainer_of(folder, chief=rank == 0), runner, mesh=mesh) as session:
-            session.train(source_of(folder), hooks=[Told(pipe)])
+            session.train(source_of(folder, start=start), hooks=[Told(pipe)])
 
 
 @pytest.mark.parametrize(
@@ -92,9 +98,32 @@ def test_each_record_counts_once_whichever_rank_is_killed(tmp_path: Path, lives:
                             process.receive()
                     process.join()
     assert made
-    last = trainer_of(tmp_path, chief=True)
+    assert counts_at_the_end(tmp_path) == {one: written.count(one) for one in sorted(set(written))}
+
+
+def test_ranks_killed_before_their_first_batch_do_not_begin_at_a_later_end(tmp_path: Path) -> None:
+    stream = open_stream(tmp_path / "events", partitions=3)
+    write(stream, [1, 2, 3])
+    for folder in ("run", "job"):
+        (tmp_path / folder).mkdir()
+    with ExitStack() as stack:
+        processes = [Forked(life, tmp_path, "job", rank, 2, "end") for rank in range(2)]
+        for process in processes:
+            stack.callback(process.close)
+        for process in processes:
+            assert process.receive() == "waits"
+        for process in processes:
+            process.stop()
+        write(stream, [7, 8, 8, 9])
+        for process in processes:
+            process.kill()
+    assert counts_at_the_end(tmp_path, start="end") == {7: 1, 8: 2, 9: 1}
+
+
+def counts_at_the_end(folder: Path, **options: Any) -> dict[int, float]:  # noqa: ANN401 - any option
+    """Let one process train what is left. Returns how often each id was trained."""
+    last = trainer_of(folder, chief=True)
     with RankSession(last, RunnerConfig(num_workers=1, micro_batches=None), mesh=LoneMesh()) as session:
-        session.train(source_of(tmp_path, stop_when_idle_secs=0.5))
+        session.train(source_of(folder, stop_when_idle_secs=0.5, **options))
         entries = session.store.local.tables["id"].entries()
-    counts = dict(zip(entries.ids.tolist(), (-entries.values[:, 0]).tolist(), strict=True))
-    assert counts == {one: written.count(one) for one in sorted(set(written))}
+    return dict(zip(entries.ids.tolist(), (-entries.values[:, 0]).tolist(), strict=True))

@@ -18,6 +18,7 @@ from forked import Forked
 
 from monolith import RunConfig, Trainer
 from monolith.data import Column, HistoryThenStream, StreamSource
+from monolith.data.transforms import FilterByValue, Transformed
 from monolith.streams import Stream, open_stream
 from monolith.train import StepResult
 from monolith.train.hooks import Hook
@@ -109,3 +110,43 @@ def test_each_record_counts_once_whenever_the_run_is_killed(tmp_path: Path, roun
     last = trainer_of(tmp_path, postpush=False)
     last.fit(source_of(tmp_path, stop_when_idle_secs=0.5))
     assert counts_of(last, range(IDS)) == {one: written.count(one) for one in sorted(set(written))}
+
+
+class Waits(Hook):
+    """Says when nothing has come yet."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        self.pipe.send("waits")
+
+
+def source_from_end(folder: Path, kind: str, **options: float) -> StreamSource | HistoryThenStream | Transformed:
+    stream = StreamSource(str(folder / "events"), COLUMNS, batch_size=7, start="end", **options)
+    if kind == "transformed":
+        return Transformed(stream, FilterByValue(column="id", op="ge", operand=0))
+    history = StreamSource(str(folder / "history"), COLUMNS, batch_size=7, until_end=True)
+    return HistoryThenStream(history, stream) if kind == "history" else stream
+
+
+def life_from_end(pipe: Connection, folder: Path, kind: str) -> None:
+    trainer_of(folder, Waits(pipe), postpush=False).fit(source_from_end(folder, kind))
+
+
+@pytest.mark.parametrize("kind", ["stream", "history", "transformed"])
+def test_a_run_killed_before_its_first_batch_does_not_begin_at_a_later_end(tmp_path: Path, kind: str) -> None:
+    for name in ("history", "events"):
+        write(open_stream(tmp_path / name, partitions=2), [1, 2, 3])
+    with ExitStack() as stack:
+        worker = Forked(life_from_end, tmp_path, kind)
+        stack.callback(worker.close)
+        assert worker.receive() == "waits"
+        # It is stopped, so that it cannot train these records.
+        worker.stop()
+        write(open_stream(tmp_path / "events"), [7, 8, 8, 9])
+        worker.kill()
+    last = trainer_of(tmp_path, postpush=False)
+    last.fit(source_from_end(tmp_path, kind, stop_when_idle_secs=0.3))
+    # Those of the history once, and none of the stream that were there when the run began.
+    assert counts_of(last, range(IDS)) == {**({1: 1, 2: 1, 3: 1} if kind == "history" else {}), 7: 1, 8: 2, 9: 1}

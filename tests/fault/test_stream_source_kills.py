@@ -162,7 +162,7 @@ def run(folder: Path, format: StreamFormat, seed: int, lives: int) -> None:  # n
 
 @pytest.mark.parametrize("format", ["json", "arrow"])
 def test_killed_readers_train_every_record_once(tmp_path: Path, format: StreamFormat) -> None:  # noqa: A002
-    run(tmp_path / "run", format, seed=1, lives=12)
+    run(tmp_path / "run", format, seed=1, lives=8)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from monolith.streams import FolderStream, create_folder_stream
-from monolith.streams.batching_writer import PendingRecord
 from monolith.streams.folder.format import StreamSegmentHeader, closing_mark, encode_batch, stream_segment_name
+from monolith.streams.stream import NewRecord
 
 BASE = 2**40
-RECORDS: list[PendingRecord] = [
+RECORDS: list[NewRecord] = [
     (b"one", None, 1_700_000_000_000, ()),
     (b"", b"", 1_700_000_000_002, (("origin", b"\x00\xff"), ("\u00fc", b""))),
     (b"three", b"key", 1_700_000_000_001, ()),

@@ -20,8 +20,11 @@ from moving_buckets import wait_for
 
 @pytest.mark.parametrize(
     "roles",
-    [("--ps", "1", "--workers", "2"), ("--ranks", "2"), ("--ps", "1", "--ranks", "2")],
-    ids=["servers", "ranks", "ranks over servers"],
+    [
+        pytest.param(("--ps", "1", "--workers", "2"), id="servers"),
+        pytest.param(("--ranks", "2"), id="ranks", marks=pytest.mark.slow),
+        pytest.param(("--ps", "1", "--ranks", "2"), id="ranks over servers"),
+    ],
 )
 def test_a_launched_job_is_stopped_saved_and_ended(
     tmp_path: Path, roles: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ LABELS = [[1.0, 0.0, 1.0, 0.5], [2.0, 1.0, 2.0, 1.5]]
 FLOATS = [0.5, 1.0, 1.5, 2.0]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def cases(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = torchrun(request.param, job=sync_training_job.__file__)
     assert len(found) == request.param

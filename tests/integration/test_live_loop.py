@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launched_job import Launch
 from monolith.cli import main
@@ -29,6 +31,40 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def examples(tmp_path: Path) -> Path:
     """A copy of the examples, because the loop keeps its state next to its files."""
     return Path(shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__")))
+
+
+def test_the_files_for_kafka_fit_the_compose_file_and_those_without_a_broker() -> None:
+    live = EXAMPLES / "live"
+    compose, kafka, folders = (
+        yaml.safe_load((live / name).read_text()) for name in ("kafka/compose.yaml", "kafka/online.yaml", "online.yaml")
+    )
+    ((host, published, inside),) = (port.split(":") for port in compose["services"]["kafka"]["ports"])
+    # 9092 is what the image listens on, and localhost what it tells clients to connect to.
+    assert (host, inside) == ("127.0.0.1", "9092")
+    assert kafka["env"].pop("BROKERS") == f"localhost:{published}"
+    assert kafka["env"] == folders["env"]
+    assert kafka["folder"] == folders["folder"]
+    made = [shlex.split(step["run"])[3:] for step in kafka["prepare"] if "stream create" in step["run"]]
+    topics = [(url.removeprefix("kafka://${BROKERS}/"), options) for url, *options in made]
+    there = [shlex.split(step["run"])[3:] for step in folders["prepare"] if "stream create" in step["run"]]
+    assert topics == [(url.removeprefix("runs/live/"), options) for url, *options in there]
+    join = yaml.safe_load((live / "join.yaml").read_text())
+    for name, part in folders["parts"].items():
+        other = kafka["parts"][name]
+        # With the folder in place of the broker, each part runs the same command. The streams of the joiner are in its file.
+        words = shlex.split(other["run"].replace("--then kafka://", "--then stream:kafka://"))
+        words = [word.replace("kafka://${BROKERS}", "runs/live") for word in words]
+        if name == "joiner":
+            assert set(words[4::2]) == {
+                f"{side}.stream={join[side]['stream']}" for side in ("impressions", "actions", "output")
+            }
+            words = words[:3]
+        elif name == "site":
+            at = words.index("--streams")
+            assert words[at + 1] == "runs/live"
+            del words[at : at + 2]
+        assert words == shlex.split(part["run"])
+        assert other.get("ends") == part.get("ends")
 
 
 def keys_of(stream: Stream) -> Counter[bytes | None]:
@@ -94,6 +130,7 @@ def test_a_click_changes_answers_no_impression_is_lost_and_the_loop_continues(
     assert require_every_impression_once(open_stream("runs/live/impressions"), open_stream("runs/live/examples")) > 1000
 
 
+@pytest.mark.slow  # its parts are tested on Kafka one by one, and its files are compared with those of the folder
 def test_the_loop_runs_on_kafka_with_the_same_files(examples: Path) -> None:
     """The broker is the mock cluster of librdkafka, which speaks the real protocol."""
     folder = examples / "live"

@@ -16,7 +16,7 @@ from monolith.state import restore_points
 from rank_processes import ended, said, torchrun
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_script_trains_as_ranks_under_torchrun(ranks: int) -> None:
     found = torchrun(ranks)
     assert [one["rank"] for one in found] == list(range(ranks))
@@ -44,6 +44,7 @@ def expected() -> list[float]:
     return weights_of(torchrun(2))
 
 
+@pytest.mark.slow  # DistributedDataParallel, below, adds them by gloo as well
 def test_dense_gradients_may_be_added_by_gloo(expected: list[float]) -> None:
     assert weights_of(torchrun(2, MONOLITH_DENSE_BACKEND="gloo")) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -82,6 +83,7 @@ def test_a_rank_that_dies_in_the_backward_pass_of_torch_is_named(tmp_path: Path)
     assert last.startswith("monolith.errors.RankLostError: rank 1, process "), survivor.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_dropout_of_a_reproducible_run_does_not_depend_on_the_ranks() -> None:
     settings = {"RANK_JOB_DROPOUT": "1", "MONOLITH_MICRO_BATCHES": "4"}
     alone, two = said([sys.executable, rank_job.__file__], **settings), torchrun(2, **settings)

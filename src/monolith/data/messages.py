@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import Message
 
 from monolith import _core
-from monolith.data.sources.arrow import arrow_type, to_batch
+from monolith.data.sources.arrow import arrow_type, decoded_dictionary_bytes, decompressed_bytes, to_batch
 from monolith.data.sources.records import MESSAGE_DEFAULTS, RecordHeader, take_batch
 from monolith.data.sources.source import Column, checked_columns
 from monolith.data.transforms.rows import concat_rows
@@ -40,6 +40,8 @@ _CORE_FORMATS = {
 }
 _MANY_ROWS = ("arrow", "example_batch")
 _MAX_ARROW_ROWS = 1 << 20
+_MAX_EXPANSION = 8
+"""An Arrow record may need this many times `max_record_bytes` when it is decompressed, and as much for its dictionaries."""
 
 
 class BadMessage(NamedTuple):
@@ -62,7 +64,8 @@ class MessageDecoder:
             name of the feature, with the reserved names of `RecordFileSource`.
         format: see `StreamFormat`.
         header: the original's messages may have a header and their length before them, as in record files.
-        max_record_bytes: longer messages are bad.
+        max_record_bytes: longer messages are bad, and those of Arrow that need more than eight times as much when they are
+            decompressed, or when their dictionaries are decoded.
         finite: whether NaN and infinity are bad.
 
     Example:
@@ -92,7 +95,7 @@ class MessageDecoder:
         self._values: Sequence[bytes] | None = None
         self._messages: _core.Messages | None = None
         self._tables: list[Batch] = []
-        self._open: pa.Table | None = None
+        self._open: tuple[bytes, pa.Table] | None = None
         self.spans: list[tuple[int, int, int]] = []
         """Of Arrow: the messages that the rows of the last `add` came from, as number, first row and rows."""
         self._parser = None
@@ -137,18 +140,18 @@ class MessageDecoder:
         number, left, bad = first, limit - self.rows, None
         while number < len(messages) and left > 0 and bad is None:
             try:
+                message = messages[number]
                 # Reading goes on in the middle of a message that did not fit into the last batch.
-                going_on = row and (number, row) == self.position
-                table = self._open if going_on else self._read_table(messages[number])
+                was_open = self._open is not None and self._open[0] is message
+                table = self._open[1] if self._open is not None and was_open else self._read_table(message)
             except SchemaError as error:
                 bad = BadMessage(number, str(error))
                 break
-            assert table is not None
             part = table.slice(row, left)
             found.append((number, row, part))
             left -= part.num_rows
             if row + part.num_rows < table.num_rows:
-                self._open, row = table, row + part.num_rows
+                self._open, row = (message, table), row + part.num_rows
             else:
                 self._open, number, row = None, number + 1, 0
         bad = self._convert(found) or bad
@@ -181,6 +184,13 @@ class MessageDecoder:
     def _read_table(self, message: bytes) -> pa.Table:
         if len(message) > self._max_bytes:
             raise SchemaError(f"the record has {len(message)} bytes, more than max_record_bytes, {self._max_bytes}")
+        most = _MAX_EXPANSION * self._max_bytes
+        try:
+            decompressed, has_dictionaries = decompressed_bytes(message)
+        except ValueError as error:
+            raise SchemaError(f"not an Arrow IPC stream: {error}") from None
+        if decompressed > most:
+            raise SchemaError(f"the record needs {decompressed} bytes when it is decompressed, more than {most}")
         try:
             with pa.ipc.open_stream(message) as reader:
                 table = reader.read_all()
@@ -191,6 +201,8 @@ class MessageDecoder:
             raise SchemaError(f"not an Arrow IPC stream: {text.splitlines()[0]}") from None
         if table.num_rows > _MAX_ARROW_ROWS:
             raise SchemaError(f"the record has {table.num_rows} rows, more than {_MAX_ARROW_ROWS}")
+        if has_dictionaries and (decoded := decoded_dictionary_bytes(table)) > most:
+            raise SchemaError(f"the record needs {decoded} bytes when its dictionaries are decoded, more than {most}")
         return table
 
     def _batch_of(self, table: pa.Table) -> Batch:

@@ -140,6 +140,11 @@ class DataShards:
         for shard in self._shards.values():
             shard.source.interrupt()  # type: ignore[attr-defined]
 
+    def fix_start(self) -> bool:
+        """Decide now where the shards begin, see `Source.fix_start`. Returns whether a position has changed by that."""
+        changed = [shard.source.fix_start() for shard in self._shards.values()]  # type: ignore[attr-defined]
+        return any(changed)
+
     def lag(self) -> StreamLag | None:
         """Return how far this rank is behind its part of a stream. None if that is not known."""
         sources = [shard.source for shard in self._shards.values()]

@@ -16,29 +16,29 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from monolith import _core
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError, UnavailableError
 from monolith.process_bound import ProcessBound
-from monolith.streams.stream import Headers, partition_of_key
+from monolith.streams.stream import Headers, NewRecord, partition_of_key
 
-__all__ = ["BatchingWriter", "MAX_RECORD_BYTES", "PartitionSink", "PendingRecord", "record_bytes"]
+__all__ = ["BatchingWriter", "MAX_RECORD_BYTES", "PartitionSink"]
 
 MAX_RECORD_BYTES = 64 << 20
 """Largest record: value, key and headers."""
-
-PendingRecord = tuple[bytes, bytes | None, int, Headers]
-"""Value, key, timestamp and headers of a record that is to be written."""
 
 _logger = logging.getLogger(__name__)
 
 # Large enough that the cost of a batch is small, small enough that a reader gets it in one read.
 _BATCH_BYTES = 512 << 10
 _BATCH_RECORDS = 8192
+_Part = tuple[Sequence[NewRecord], int]
+"""Records that were appended together, and their bytes."""
 
 
 class PartitionSink(Protocol):
     """Where the records of one partition are written. Used by one thread at a time."""
 
-    def write(self, records: Sequence[PendingRecord]) -> None:
+    def write(self, records: Sequence[NewRecord]) -> None:
         """Write a batch. Raises `StorageError` or `UnavailableError`."""
 
     def sync(self) -> None:
@@ -49,16 +49,6 @@ class PartitionSink(Protocol):
 
     def close(self, *, clean: bool) -> None:
         """Release the partition. `clean`: no call has failed."""
-
-
-def record_bytes(value: bytes, key: bytes | None, headers: Headers) -> int:
-    """Return how many bytes a record takes, without its lengths and its timestamp.
-
-    Example:
-        >>> record_bytes(b"abc", b"k", ())
-        4
-    """
-    return len(value) + len(key or b"") + sum(len(name) + len(data) + 6 for name, data in headers)
 
 
 class BatchingWriter:
@@ -83,7 +73,7 @@ class BatchingWriter:
         self._partitions = dict(partitions)
         self._numbers = list(partitions)
         self._linger_secs, self._max_pending_bytes = linger_secs, max_pending_bytes
-        self._pending: dict[int, deque[PendingRecord]] = {number: deque() for number in partitions}
+        self._pending: dict[int, deque[_Part]] = {number: deque() for number in partitions}
         self._next = 0
         self._appended = self._written = 0
         self._idle = False
@@ -106,24 +96,32 @@ class BatchingWriter:
         headers: Headers = (),
     ) -> None:
         """As of every writer."""
-        if partition is None:
-            partition = self._choose(key)
-        pending = self._pending.get(partition)
-        if pending is None:
-            self._refuse_partition(partition)
-            return
-        size = len(value) if key is None and not headers else record_bytes(value, key, headers)
-        if size > MAX_RECORD_BYTES:
-            raise InvalidArgumentError(
-                f"value: expected a record of at most {MAX_RECORD_BYTES:,} bytes with its key and headers, got {size:,}"
-            )
-        if self._appended - self._written > self._max_pending_bytes or self._error is not None or self._closing:
-            self._wait_for_capacity()
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        pending.append((value, key, timestamp, headers))
+        pending = self._pending_of(self._choose(key) if partition is None else partition)
+        record = (value, key, timestamp, headers)
+        size = _core.record_sizes((record,))[0]
+        _require_fitting(size)
+        self._add(pending, (record,), size)
+
+    def extend(self, records: Sequence[NewRecord], *, partition: int) -> None:
+        """As of every writer."""
+        pending = self._pending_of(partition)
+        sizes = _core.record_sizes(records)
+        _require_fitting(max(sizes, default=0))
+        start = size = 0
+        for number, own in enumerate(sizes, 1):
+            size += own
+            if size >= _BATCH_BYTES or number - start >= _BATCH_RECORDS or number == len(sizes):
+                self._add(pending, records[start:number], size)
+                start, size = number, 0
+
+    def _add(self, pending: deque[_Part], records: Sequence[NewRecord], size: int) -> None:
+        if self._appended - self._written > self._max_pending_bytes or self._error is not None or self._closing:
+            self._wait_for_capacity()
+        pending.append((records, size))
         # A record without a value takes memory, too.
-        self._appended += size + 100
+        self._appended += size + 100 * len(records)
         if self._idle:
             self._changed.set()
 
@@ -173,10 +171,14 @@ class BatchingWriter:
         self._next = (self._next + 1) % len(self._numbers)
         return self._numbers[self._next]
 
-    def _refuse_partition(self, partition: int) -> None:
-        raise InvalidArgumentError(
-            f"partition: expected one that this writer was made for, {', '.join(map(str, self._numbers))}, got {partition}"
-        )
+    def _pending_of(self, partition: int) -> deque[_Part]:
+        pending = self._pending.get(partition)
+        if pending is None:
+            raise InvalidArgumentError(
+                "partition: expected one that this writer was made for, "
+                f"{', '.join(map(str, self._numbers))}, got {partition}"
+            )
+        return pending
 
     def _wait_for_capacity(self) -> None:
         self._bound.require()
@@ -216,7 +218,7 @@ class BatchingWriter:
                 self._done.notify_all()
 
     def _fail(self, error: StorageError | UnavailableError) -> None:
-        count = sum(map(len, self._pending.values()))
+        count = _count(self._pending)
         with self._done:
             self._error = type(error)(f"{error}; {count:,} records that were appended are not written")
             self._done.notify_all()
@@ -238,25 +240,36 @@ class BatchingWriter:
 
     def _write_pending(self) -> None:
         for number, pending in self._pending.items():
-            batch, size = list[PendingRecord](), 0
+            batch, size = list[NewRecord](), 0
             while pending and size < _BATCH_BYTES and len(batch) < _BATCH_RECORDS:
-                record = pending.popleft()
-                batch.append(record)
-                size += len(record[0]) if record[1] is None and not record[3] else record_bytes(*record[:2], record[3])
+                records, own = pending.popleft()
+                batch += records
+                size += own
             if not batch:
                 continue
             try:
                 self._partitions[number].write(batch)
             except (StorageError, UnavailableError):
-                pending.extendleft(reversed(batch))
+                pending.appendleft((batch, size))
                 raise
             with self._done:
                 self._written += size + 100 * len(batch)
                 self._done.notify_all()
 
 
-def _warn_of_unwritten(pending: Mapping[int, deque[PendingRecord]], bound: ProcessBound) -> None:
+def _require_fitting(size: int) -> None:
+    if size > MAX_RECORD_BYTES:
+        raise InvalidArgumentError(
+            f"value: expected a record of at most {MAX_RECORD_BYTES:,} bytes with its key and headers, got {size:,}"
+        )
+
+
+def _count(pending: Mapping[int, deque[_Part]]) -> int:
+    return sum(len(records) for waiting in pending.values() for records, _ in waiting)
+
+
+def _warn_of_unwritten(pending: Mapping[int, deque[_Part]], bound: ProcessBound) -> None:
     """Called when the process ends and the writer was not closed."""
-    count = sum(map(len, pending.values()))
+    count = _count(pending)
     if count and bound.is_here:
         _logger.warning("%d records that were appended are not written: the writer of a stream was not closed", count)

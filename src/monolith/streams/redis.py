@@ -28,9 +28,9 @@ from monolith.errors import (
 )
 from monolith.optional_packages import import_extra
 from monolith.process_bound import ProcessBound
-from monolith.streams.batching_writer import BatchingWriter, PendingRecord
+from monolith.streams.batching_writer import BatchingWriter
 from monolith.streams.locations import refuse_secrets, resolved_settings
-from monolith.streams.stream import END, START, Headers, Offset, Records
+from monolith.streams.stream import END, START, Headers, NewRecord, Offset, Records
 
 __all__ = ["RedisReader", "RedisSettings", "RedisStream"]
 
@@ -397,7 +397,7 @@ class _Sink:
         self._stream, self._client, self._key = stream, client, stream.key(name)
         self._settings = settings
 
-    def write(self, records: Sequence[PendingRecord]) -> None:
+    def write(self, records: Sequence[NewRecord]) -> None:
         pipeline = self._client.pipeline(transaction=False)
         limits: dict[str, Any] = {}
         if self._settings.retention_records is not None:

@@ -33,7 +33,7 @@ from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.hooks import LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.hook import Hook, hooks_running
-from monolith.train.hooks.inspection import write_evaluation
+from monolith.train.hooks.inspection import can_write_curves, write_evaluation
 from monolith.train.processors import StarvationHook
 from monolith.train.trainer import DATA_ENDED, StepResult, Trainer
 from monolith.urls import is_remote
@@ -298,7 +298,7 @@ class Estimator:
         if not seen and steps != 0:
             raise InvalidArgumentError("source: the data to evaluate on has no rows; check its paths and filters")
         found = metrics.compute()
-        if self.trainer.config.model_dir is not None and self.trainer.step:
+        if self.trainer.config.model_dir is not None and self.trainer.step and can_write_curves():
             write_evaluation(f"{self.trainer.config.model_dir}/eval", found, self.trainer.step)
         return {**found, "global_step": self.trainer.step}
 
@@ -330,17 +330,20 @@ class Estimator:
                     for row in range(num_rows(batch)):
                         yield {name: tensor[row] for name, tensor in chosen.items()}
 
-    def export_saved_model(self, folder: str | Path | None = None, *, example: Batch | None = None) -> Path:
+    def export_saved_model(
+        self, folder: str | Path | None = None, *, example: Batch | None = None, onnx: bool = False
+    ) -> Path:
         """Write a version that `monolith.serve.load` reads without the model's code. Returns its folder.
 
         Args:
             folder: the export gets a numbered folder in it. None means `config.export_dir_base` in the model_dir.
             example: a batch to trace the model with. None takes the last one seen, or one of `input_fn("predict")`.
+            onnx: also write the dense part as `program.onnx`, see `monolith.serve.export_model`.
         """
         self._serve_data_service()
-        return Path(self._by_chief(lambda: str(self._exported(folder, example))))
+        return Path(self._by_chief(lambda: str(self._exported(folder, example, onnx=onnx))))
 
-    def _exported(self, folder: str | Path | None, example: Batch | None) -> Path:
+    def _exported(self, folder: str | Path | None, example: Batch | None, *, onnx: bool) -> Path:
         from monolith.serve.export import export_model
         from monolith.serve.manifest import RunOrigin
 
@@ -354,7 +357,7 @@ class Estimator:
             path = home.path if is_remote(home.path) else str(Path(home.path).absolute())
             origin = RunOrigin(identity=run_identity(home.path), model_dir=path, sequence=sequence)
         example = self._example_batch(example)
-        return export_model(self.model, example, base, heads=self.heads, step=self.trainer.step, run=origin)
+        return export_model(self.model, example, base, heads=self.heads, step=self.trainer.step, run=origin, onnx=onnx)
 
     def close(self) -> None:
         """Stop the servers in this process, if it has started some. What they hold is in the model_dir, or lost."""
@@ -489,7 +492,7 @@ class Estimator:
             return tuple(hooks)
         if not any(isinstance(hook, LoggingHook | ProgressHook) for hook in given):
             hooks.append(LoggingHook(every_steps=self.config.log_step_count_steps * workers))
-        if folder is not None:
+        if folder is not None and can_write_curves():
             hooks.append(TensorBoardHook(folder, every_steps=self.config.save_summary_steps * workers))
         return tuple(hooks)
 

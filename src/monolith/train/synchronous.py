@@ -245,6 +245,9 @@ class SynchronousSteps:
         trainer.read_from(reading)
         pause = Pause(trainer, hooks=moments.while_waiting, last=last) if ahead.waits else None
         patience = IDLE_SECS
+        if self.is_chief:
+            # The others answer while they agree on the first step.
+            trainer.save_start()
         while True:
             if last is not None and trainer.step >= last:
                 trainer.request_stop(f"step {last} is reached")

@@ -45,7 +45,7 @@ from monolith.train.preconditions import is_resumable, require_limits, require_o
 from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
 from monolith.train.updates import DenseState, SparsePush, WorkerPositions, decoded_position
-from monolith.train.waiting import Pause, arriving, require_one_pass, waits_for_records
+from monolith.train.waiting import Pause, arriving, fix_start, require_one_pass, waits_for_records
 
 if TYPE_CHECKING:
     from monolith.train.synchronous import SynchronousSteps
@@ -179,6 +179,7 @@ class Trainer:
         self._stream: Prefetch | None = None
         self._unfinished: tuple[Position, ...] = ()
         self._begins = False
+        self._start_is_new = False
         self._loaded_place: object = None
         self._shares = 1
         """The `num_workers` of the run that the position in the data comes from."""
@@ -635,6 +636,8 @@ class Trainer:
         if continues:
             source.load_state_dict(place)  # type: ignore[attr-defined]
         moments = Moments.of(hooks)
+        # The next incarnation must begin where this one does, even if this one is killed before it has trained anything.
+        self._start_is_new |= fix_start(source)
         if waits_for_records(source):
             unfinished, self._unfinished = self._unfinished, ()
             if self._begins:
@@ -645,6 +648,8 @@ class Trainer:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             self._stream = ahead if ahead.waits else None
             try:
+                if self.ranks is None:
+                    self.save_start()
                 while self.stop_reason is None:
                     make = self._pass if self.ranks is None else self.ranks.make_pass
                     examples = make(ahead, last, moments)
@@ -672,6 +677,15 @@ class Trainer:
             source.load_state_dict(self.source_state)  # type: ignore[attr-defined]
         if self.stop_reason == DATA_ENDED and not waits_for_records(source):
             self._positions.tell_end(self.epochs)
+
+    def save_start(self) -> None:
+        """Save the position before the first batch, if that was decided only now. Ranks do it when they can save together.
+
+        Servers that record positions have it already, see `WorkerPositions.tell_start`.
+        """
+        if self._start_is_new and self._saving is not None and not self._positions.active:
+            self._saving.save()
+        self._start_is_new = False
 
     def _repeat(self, source: Iterable[Batch], unfinished: Sequence[Position], moments: Moments) -> None:
         """Train the records that an earlier incarnation of this worker has trained on some servers and not on others.

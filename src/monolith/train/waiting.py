@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monolith.train.hooks.hook import Hook
     from monolith.train.trainer import Trainer
 
-__all__ = ["Pause", "TICK_SECS", "arriving", "require_one_pass", "waits_for_records"]
+__all__ = ["Pause", "TICK_SECS", "arriving", "fix_start", "require_one_pass", "waits_for_records"]
 
 TICK_SECS = 0.1
 """Seconds between two ticks of a run whose source waits. So late is what a signal, an operator or a timer asks for."""
@@ -32,6 +32,16 @@ def waits_for_records(source: Iterable[Batch]) -> bool:
         False
     """
     return bool(getattr(source, "waits", False))
+
+
+def fix_start(source: Iterable[Batch]) -> bool:
+    """Let a source that waits decide where it begins, see `Source.fix_start`. Returns whether its position has changed by that.
+
+    Example:
+        >>> fix_start([])
+        False
+    """
+    return waits_for_records(source) and bool(getattr(source, "fix_start", bool)())
 
 
 def require_one_pass(source: Iterable[Batch], epochs: int | None) -> None:

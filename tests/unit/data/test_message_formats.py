@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -158,6 +159,72 @@ def test_arrow_offsets_that_point_outside_are_bad() -> None:
     message = before + b"\0\0\0\0\xff\xff\0\0" + after
     bad = MessageDecoder([Column(name="ids")], format="arrow").add([message])
     assert bad is not None and "not an Arrow IPC stream" in bad.reason  # noqa: PT018
+
+
+def ipc(table: pa.Table, codec: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+ZEROS = {
+    "numbers": pa.table({"ids": pa.FixedSizeListArray.from_arrays(pa.array([0] * 90_000), 1)}),
+    "a dictionary": pa.table({"ids": pa.DictionaryArray.from_arrays(pa.array([0, 1]), ["0" * 720_000, "1"])}),
+    "a column that is not wanted": pa.table({"ids": [1], "other": ["0" * 720_000]}),
+}
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("what", ZEROS)
+def test_arrow_that_grows_too_much_is_refused_before_it_is_decompressed(
+    what: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = ipc(ZEROS[what], codec)
+    assert len(message) < 80_000
+    columns = [Column(name="ids", dtype="bytes" if what == "a dictionary" else "int64")]
+    assert MessageDecoder(columns, format="arrow", max_record_bytes=91_000).add([message]) is None
+    opened: list[object] = []
+    monkeypatch.setattr(pa.ipc, "open_stream", opened.append)
+    bad = MessageDecoder(columns, format="arrow", max_record_bytes=80_000).add([message])
+    assert bad is not None
+    assert re.fullmatch(r"the record needs 72\d+ bytes when it is decompressed, more than 640000", bad.reason)
+    assert not opened
+
+
+def test_a_length_that_an_arrow_buffer_only_claims_is_not_allocated() -> None:
+    message = ipc(pa.table({"ids": [0] * 1000}), "zstd")
+    length = (8000).to_bytes(8, "little")
+    before, found, after = message.rpartition(length)
+    assert found
+    bad = MessageDecoder([Column(name="ids")], format="arrow").add([before + (2**40).to_bytes(8, "little") + after])
+    assert bad is not None and "needs 1099511627776 bytes when it is decompressed" in bad.reason  # noqa: PT018
+
+
+def test_a_dictionary_that_many_rows_refer_to_is_not_repeated_without_limit() -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 1000])
+    message = ipc(pa.table({"text": texts}))
+    columns = [Column(name="text", dtype="bytes")]
+    assert MessageDecoder(columns, format="arrow", max_record_bytes=125_000).add([message]) is None
+    bad = MessageDecoder(columns, format="arrow", max_record_bytes=124_000).add([message])
+    assert bad is not None
+    assert bad.reason == "the record needs 1000000 bytes when its dictionaries are decoded, more than 992000"
+
+
+@pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
+def test_random_damage_of_compressed_arrow_is_an_answer(codec: str | None) -> None:
+    chance = random.Random(5)
+    texts = pa.array(["a", "b", "a"]).dictionary_encode()
+    whole = ipc(pa.table({"user": [1, 2, 3], "ids": [[4] * 90, [5] * 90, []], "title": texts}), codec)
+    columns = [Column(name="user", shape=()), Column(name="ids"), Column(name="title", dtype="bytes")]
+    assert MessageDecoder(columns, format="arrow").add([whole]) is None
+    for _ in range(400):
+        message = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            message[chance.randrange(len(message))] = chance.randrange(256)
+        decoder = MessageDecoder(columns, format="arrow", max_record_bytes=100_000)
+        bad = decoder.add([bytes(message)])
+        assert (bad is None) or (decoder.rows == 0 and bad.reason)
 
 
 def test_formats_and_headers_that_do_not_go_together_are_refused() -> None:

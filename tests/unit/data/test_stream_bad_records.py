@@ -181,3 +181,43 @@ def test_each_shard_has_a_partition_of_a_folder_of_dead_letters(tmp_path: Path) 
         reader.assign({"dead/0": 0, "dead/1": 0})
         found = {records.partition: len(records) for records in reader.poll(100, 10)}
     assert found == {"dead/0": 6, "dead/1": 6}
+
+
+def test_records_of_several_partitions_are_decoded_together_and_a_bad_one_is_still_the_right_one() -> None:
+    """Arrow records of many partitions become one batch, and each has a partition, an offset and a place of its own."""
+    columns = [Column(name="id", shape=())]
+    encoder = MessageEncoder(columns, format="arrow")
+    stream, dead = MemoryStream(4), MemoryStream(topic="dead")
+    expected = []
+    for number in range(40):
+        partition = number % 4
+        if number in (6, 21, 23):
+            stream.put(b"%d is not arrow" % number, partition=partition)
+        else:
+            expected += [10 * number + row for row in range(3)]
+            stream.put(*encoder.encode_rows([{"id": each} for each in expected[-3:]]), partition=partition)
+    source = StreamSource(stream, columns, batch_size=5, format="arrow", until_end=True, dead_letters=dead)
+    found: list[int] = []
+    while True:
+        # Each batch by a source of its own, from the state of the one before.
+        batch = next(iter(source), None)
+        if batch is None:
+            break
+        found += batch["id"].tolist()  # type: ignore[union-attr]
+        state = source.state_dict()
+        source = StreamSource(stream, columns, batch_size=5, format="arrow", until_end=True, dead_letters=dead)
+        source.load_state_dict(state)
+    assert sorted(found) == expected
+    whole = StreamSource(stream, columns, batch_size=100, format="arrow", until_end=True)
+    assert next(iter(whole))["id"].tolist()[:30] == [  # type: ignore[union-attr]
+        10 * number + row for number in range(0, 40, 4) for row in range(3)
+    ]
+    origins = {
+        (value, dict(headers)["dead-letter.partition"], dict(headers)["dead-letter.offset"])
+        for *_, value, headers in dead.records[0]
+    }
+    assert origins == {
+        (b"6 is not arrow", b"clicks/2", b"1"),
+        (b"21 is not arrow", b"clicks/1", b"5"),
+        (b"23 is not arrow", b"clicks/3", b"5"),
+    }

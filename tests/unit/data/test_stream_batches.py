@@ -12,7 +12,7 @@ import pytest
 from memory_stream import Clock, MemoryStream
 from monolith.data import Column, MessageEncoder, Prefetch, StreamSource
 from monolith.data.messages import StreamFormat
-from monolith.errors import ConfigError, InvalidArgumentError, StreamGapError
+from monolith.errors import ConfigError, InvalidArgumentError, StreamGapError, UnavailableError
 
 COLUMNS = [Column(name="id", shape=())]
 
@@ -142,6 +142,30 @@ def test_partitions_that_are_added_are_read_from_their_first_record_on() -> None
     later = source_of(stream, start="end", stop_when_idle_secs=1)
     later.load_state_dict(source2.state_dict())
     assert ids(later) == [[8]]
+
+
+def test_a_broker_that_does_not_answer_when_partitions_are_looked_for_ends_no_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = MemoryStream(clock=Clock())
+    source = source_of(stream, refresh_secs=5, stop_when_idle_secs=20, max_wait_secs=0)
+    stream.put(record(1))
+    batches = iter(source)
+    collected = next(batches)["id"].tolist()  # type: ignore[union-attr]
+    present, asked = stream.partitions, [0]
+
+    def away() -> list[str]:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise UnavailableError("clicks: no answer")
+        return present()
+
+    stream.add_partition()
+    stream.put(record(2), partition=1)
+    monkeypatch.setattr(stream, "partitions", away)
+    collected += [number for batch in batches for number in batch["id"].tolist()]  # type: ignore[union-attr]
+    assert asked[0] > 1
+    assert collected == [1, 2]
 
 
 def test_an_interruption_ends_a_read_that_waits_and_the_next_one_goes_on() -> None:

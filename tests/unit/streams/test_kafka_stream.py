@@ -55,6 +55,56 @@ def test_records_removed_while_they_were_to_be_read_are_a_gap(kafka: MockKafka) 
             all(iter(lambda: reader.poll(1, 10), []))
 
 
+def test_a_reader_that_drops_a_partition_goes_on_with_the_others_without_asking_for_their_offsets_again(
+    kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assigned again, 40 partitions that end one after another are fetched again and again."""
+    stream = open_stream(kafka.url("clicks"), settings=QUICK)
+    assert isinstance(stream, KafkaStream)
+    write(stream, b"0", b"1")
+    asked: list[tuple[str, int]] = []
+    ask = stream.watermarks
+    monkeypatch.setattr(stream, "watermarks", lambda part: (asked.append(part), ask(part))[1])
+    with stream.reader() as reader:
+        reader.assign({"clicks/0": "start", "clicks/1": "start"})
+        assert values(read(reader, 2)["clicks/0"]) == [b"0", b"1"]
+        asked.clear()
+        reader.assign({"clicks/1": "start"})
+        write(stream, b"2")
+        write(stream, b"a", partition=1)
+        assert {name: values(parts) for name, parts in read(reader, 1).items()} == {"clicks/1": [b"a"]}
+        assert asked == []
+        # One that was dropped is not being read any more, and one can be read again from before.
+        reader.assign({"clicks/0": 2, "clicks/1": 0})
+        assert {name: values(parts) for name, parts in read(reader, 2).items()} == {
+            "clicks/0": [b"2"],
+            "clicks/1": [b"a"],
+        }
+        assert sorted(asked) == [("clicks", 0), ("clicks", 1)]
+
+
+def test_records_that_were_taken_with_an_error_come_again_when_they_are_assigned(
+    kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_stream(kafka.url("clicks"), settings=QUICK)
+    write(stream, b"0", b"1")
+    with stream.reader() as reader:
+        assert isinstance(reader, KafkaReader)
+        reader.assign({"clicks/0": 0})
+
+        def refuse(messages: list[Any]) -> list[Any]:
+            if messages:
+                raise StreamGapError("clicks/1: gone")
+            return []
+
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "_sorted", refuse)
+            with pytest.raises(StreamGapError):
+                reader.poll(2, 60)
+        reader.assign({"clicks/0": 0})
+        assert values(read(reader, 2)["clicks/0"]) == [b"0", b"1"]
+
+
 def test_a_broker_that_restarts_is_waited_for_and_both_are_logged(
     kafka: MockKafka, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from monolith.data.join.config import (
     StreamOutput,
 )
 from monolith.data.join.joiner import Joiner, JoinStatus
+from monolith.data.join.repartition import Repartition
 from monolith.data.join.unit import origin_of
 from monolith.data.join.window_join import WindowJoin, is_kept
 
@@ -31,6 +32,7 @@ __all__ = [
     "NegativeSampling",
     "ParquetArchive",
     "ParquetOutput",
+    "Repartition",
     "StreamOutput",
     "WindowJoin",
     "is_kept",

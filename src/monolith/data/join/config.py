@@ -238,7 +238,7 @@ class JoinConfig(Config):
     poll_records: Annotated[int, Field(ge=1, le=1_000_000)] = 5000
     """Records that are read at a time."""
     start: Literal["start", "end"] = "start"
-    """Where a joiner without state begins to read."""
+    """Where a joiner without state begins to read. Partitions that are added later are read from their start."""
 
     @property
     def types(self) -> tuple[str, ...]:

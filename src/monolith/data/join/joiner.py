@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
+
+import orjson
 
 from monolith.console import Reminder
 from monolith.data.join.config import JoinConfig
 from monolith.data.join.unit import Unit
-from monolith.errors import InvalidArgumentError, StorageError
-from monolith.streams import open_stream
+from monolith.durable import sync_to_disk, write_durably
+from monolith.errors import InvalidArgumentError, StorageError, UnavailableError
+from monolith.streams import START, open_stream
 from monolith.streams.stream import Records, Stream, StreamReader, StreamWriter
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ _WAIT_SECS = 0.01
 _LOOK_SECS = 1.0
 _REFRESH_SECS = 30.0
 _END = 1 << 62
+_ENDS_FILE = "first-ends.json"
 _log = logging.getLogger(__name__)
 
 
@@ -244,7 +250,7 @@ class Joiner:
             raise InvalidArgumentError(
                 f"actions.stream: expected the partitions of the impressions, {_text(shown)}, got {_text(acted)}. Records of "
                 "one key must be in partitions of one number: write both streams with the same keys and as many partitions, "
-                "or copy one of them into such a stream first"
+                "or copy them into such streams first, with `monolith stream repartition`"
             )
         return sorted(shown)
 
@@ -268,23 +274,40 @@ class Joiner:
         return None
 
     def _begin_reading(self) -> None:
+        if self.config.start == "end":
+            self._begin_at(self._first_ends())
         for stream in self._inputs:
             names = set(stream.partitions())
             reader = self._stack.enter_context(stream.reader())
-            if self.config.start == "end":
-                self._begin_at(stream.first_offset_at(_END))
             positions = {name: at for unit in self.units for name, at in unit.positions.items() if name in names}
             reader.assign(positions)
             self._readers.append(reader)
         self._homes = {name: unit for unit in self.units for name in unit.positions}
         self._find_ends()
 
+    def _first_ends(self) -> Mapping[str, int]:
+        """Return the ends of all partitions when the first process began with this state.
+
+        Partitions that were added since are not among them: all their records came later.
+        """
+        file = Path(self.config.state.folder) / _ENDS_FILE
+        if not file.exists():
+            ends = {name: at for stream in self._inputs for name, at in stream.first_offset_at(_END).items()}
+            own = file.with_name(f"{file.name}.{os.getpid()}")
+            write_durably(own, orjson.dumps(ends))
+            with suppress(FileExistsError):  # another process was faster
+                os.link(own, file)
+            own.unlink()
+            sync_to_disk(file.parent)
+        known: dict[str, int] = orjson.loads(file.read_bytes())
+        return known
+
     def _begin_at(self, ends: Mapping[str, int]) -> None:
         """Replace the position "end" by an offset. After a restart it would be another one."""
         for unit in self.units:
             for name, at in unit.positions.items():
-                if at == "end" and name in ends:
-                    unit.positions[name] = ends[name]
+                if at == "end":
+                    unit.positions[name] = ends.get(name, START)
 
     def _find_ends(self) -> None:
         for reader in self._readers:
@@ -353,6 +376,9 @@ class Joiner:
         except InvalidArgumentError as error:
             # Partitions are added to one input after the other.
             _log.warning("the joiner stays with the partitions that it has: %s", error)
+            return
+        except UnavailableError as error:
+            _log.warning("cannot look for more partitions now: %s", error)
             return
         if numbers != {unit.number for unit in self.units}:
             _log.info("there are new partitions: this process now has %s", _text(numbers))

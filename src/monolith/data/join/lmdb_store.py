@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from monolith.optional_packages import import_extra
 
 __all__ = ["LmdbStore"]
 
-_BUCKET = struct.Struct(">Q")  # big endian, so that keys are sorted by bucket
+_BUCKET = struct.Struct(">QQ")  # bucket, and number of the commit. Big endian, so that they are sorted by bucket
+_KEY_BYTES = struct.Struct("<H")
 _META, _EPOCH = b"meta", b"epoch"
 _Transaction = Any  # lmdb has no types
 
@@ -53,21 +54,25 @@ class LmdbStore:
         found: bytes | None = self._read.get(key, db=self._entries)
         return found
 
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the entries that there are of some keys as of the last commit."""
+        # Sorted: neighbours are on one page.
+        with self._read.cursor(db=self._entries) as cursor:
+            return dict(cursor.getmulti(sorted(keys)))
+
     def first_due(self, at_least: int) -> int | None:
         """Return the first bucket from `at_least` on that has keys."""
         with self._read.cursor(db=self._due) as cursor:
-            return _BUCKET.unpack_from(cursor.key())[0] if cursor.set_range(_BUCKET.pack(at_least)) else None
+            return _BUCKET.unpack(cursor.key())[0] if cursor.set_range(_BUCKET.pack(at_least, 0)) else None
 
     def keys_due(self, bucket: int) -> list[bytes]:
         """Return the keys of a bucket."""
-        prefix = _BUCKET.pack(bucket)
         found: list[bytes] = []
         with self._read.cursor(db=self._due) as cursor:
-            if cursor.set_range(prefix):
-                for key in cursor.iternext(keys=True, values=False):
-                    if not key.startswith(prefix):
-                        break
-                    found.append(key[_BUCKET.size :])
+            there = cursor.set_range(_BUCKET.pack(bucket, 0))
+            while there and _BUCKET.unpack(cursor.key())[0] == bucket:
+                found += _unpacked(cursor.value())
+                there = cursor.next()
         return found
 
     def commit(
@@ -113,12 +118,17 @@ class LmdbStore:
                     cursor.delete()
         with transaction.cursor(db=self._due) as cursor:
             for bucket in sorted(scheduled):
-                prefix = _BUCKET.pack(bucket)
-                cursor.putmulti(sorted((prefix + key, b"") for key in scheduled[bucket]))
+                # Behind what earlier commits have of the bucket.
+                number = 0
+                there = cursor.prev() if cursor.set_range(_BUCKET.pack(bucket + 1, 0)) else cursor.last()
+                if there:
+                    last, number = _BUCKET.unpack(cursor.key())
+                    number = number + 1 if last == bucket else 0
+                cursor.put(_BUCKET.pack(bucket, number), _packed(scheduled[bucket]))
             for bucket in done:
-                prefix = _BUCKET.pack(bucket)
-                there = cursor.set_range(prefix)
-                while there and cursor.key().startswith(prefix):
+                there = cursor.set_range(_BUCKET.pack(bucket, 0))
+                # Without a key after the last one was deleted.
+                while there and cursor.key() and _BUCKET.unpack(cursor.key())[0] == bucket:
                     there = cursor.delete()
 
     def _checked_epoch(self, transaction: _Transaction) -> bytes:
@@ -136,3 +146,15 @@ class LmdbStore:
             raise StorageError(f"{self._folder}: is full; raise state.disk_gb") from error
         except self._lmdb.Error as error:
             raise StorageError(f"{self._folder}: {error}") from error
+
+
+def _packed(keys: list[bytes]) -> bytes:
+    return b"".join(part for key in keys for part in (_KEY_BYTES.pack(len(key)), key))
+
+
+def _unpacked(packed: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(packed):
+        start = at + _KEY_BYTES.size
+        at = start + _KEY_BYTES.unpack_from(packed, at)[0]
+        yield packed[start:at]

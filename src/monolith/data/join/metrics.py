@@ -34,7 +34,7 @@ COUNTERS = {
     "other_actions": "Actions of a type that no label names",
     "expired_impressions": "Impressions that came too late to be known from repeated ones",
 }
-"""The counters of a joiner, with what they count. RefusedRecord records are counted as `bad_` and a name of `BAD_RECORDS`."""
+"""The counters of a joiner, with what they count. Refused records are counted as `bad_` and a name of `BAD_RECORDS`."""
 
 _GAUGES = {
     "open_windows": "Keys in memory",
@@ -78,7 +78,7 @@ def prometheus_text(status: JoinStatus, *, now: float | None = None) -> str:
         lines += [f"# HELP monolith_join_{name}_total {text}.", f"# TYPE monolith_join_{name}_total counter"]
         lines.append(f"monolith_join_{name}_total {status.counts.get(name, 0)}")
     lines += [
-        "# HELP monolith_join_bad_records_total RefusedRecord records.",
+        "# HELP monolith_join_bad_records_total Refused records.",
         "# TYPE monolith_join_bad_records_total counter",
     ]
     for name, count in sorted(status.counts.items()):

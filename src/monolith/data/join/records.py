@@ -1,21 +1,19 @@
-"""Reading key, time and type out of the JSON records of the inputs, and adding columns to them (`with_columns`)."""
+"""Reading key, time and type out of the JSON records of the inputs (`ImpressionParser`, `ActionParser`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from monolith import _core
 from monolith.data.join.config import ActionInput, ImpressionInput
 from monolith.streams.stream import Records
 
-__all__ = ["ActionParser", "BAD_RECORDS", "ImpressionParser", "MAX_KEY_BYTES", "RefusedRecord", "with_columns"]
-
-MAX_KEY_BYTES = 256
-"""Longest key of an impression."""
+__all__ = ["Action", "ActionParser", "BAD_RECORDS", "Impression", "ImpressionParser", "RefusedRecord"]
 
 BAD_RECORDS = {
     "empty": "it has no value",
@@ -32,8 +30,12 @@ BAD_RECORDS = {
 """Why a record is refused, with the text for people."""
 
 _MAX_TIME_MS = 1 << 52
-_OPEN_BRACE, _BRACE, _SPACE = b"{} "
 Fields = Mapping[str, Any]
+
+Impression = tuple[bytes, int, int, bytes]
+"""Key, event time in milliseconds, offset and value."""
+Action = tuple[bytes, int, int, bytes, str]
+"""Key, event time in milliseconds, offset, value and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,93 +56,105 @@ class _BadRecordError(Exception):
 
 
 class _InputParser:
-    """What the parsers of both inputs share: fields of key and time, and bounds."""
+    """What the parsers of both inputs share: fields of key and time, and bounds.
 
-    def __init__(self, source: ImpressionInput | ActionInput, *, max_bytes: int, max_future_ms: int) -> None:
+    The core reads nearly all records. Those that it leaves are read here, which also says what is wrong with them.
+    """
+
+    def __init__(
+        self,
+        source: ImpressionInput | ActionInput,
+        *,
+        type_field: str | None = None,
+        absent: Collection[str] = (),
+        max_bytes: int,
+        max_future_ms: int,
+    ) -> None:
         self._key_fields, self._key_of = source.key, _key_reader(source.key or ())
         self._time_field, self._scale = source.time, 1000 if source.time_unit == "s" else 1
+        self._type_field, self._absent = type_field, frozenset(absent)
         self._max_bytes, self._max_future_ms = max_bytes, max_future_ms
+        self._core = _core.EventParser(
+            key=source.key or (),
+            time=source.time,
+            time_scale=self._scale,
+            type=type_field,
+            absent=list(absent),
+            max_bytes=max_bytes,
+        )
 
-    def _parsed(
-        self, records: Records, now_ms: int, refused: list[RefusedRecord]
-    ) -> Iterator[tuple[bytes, int, int, bytes, Fields]]:
-        """Yield key, event time in milliseconds, offset, value and fields of each record, and append others to `refused`."""
-        newest, max_bytes = min(now_ms + self._max_future_ms, _MAX_TIME_MS), self._max_bytes
-        loads, key_of, field, scale = orjson.loads, self._key_of, self._time_field, self._scale
-        has_key = self._key_fields is None
-        only = self._key_fields[0] if self._key_fields is not None and len(self._key_fields) == 1 else ""
-        for offset, timestamp, key, value in zip(
-            records.offsets, records.timestamps, records.keys, records.values, strict=True
-        ):
+    def _parsed(self, records: Records, now_ms: int, refused: list[RefusedRecord]) -> list[Any]:
+        """Return key, event time in milliseconds, offset and value of each record, and its type if it has one.
+
+        Others are appended to `refused`.
+        """
+        newest = min(now_ms + self._max_future_ms, _MAX_TIME_MS)
+        offsets, timestamps = list(records.offsets), list(records.timestamps)
+        keys, values = list(records.keys), list(records.values)
+        found: list[tuple[object, ...]] = []
+        number = 0
+        while (number := self._core.parse(offsets, timestamps, keys, values, number, newest, found)) < len(values):
+            offset, key, value = offsets[number], keys[number], values[number]
             try:
-                if not 0 < len(value) <= max_bytes:
-                    raise _BadRecordError("too_large" if value else "empty")
-                record = loads(value)
-                if type(record) is not dict:
-                    raise _BadRecordError("not_json")
-                time = timestamp if field is None else record.get(field)
-                if type(time) is float and math.isfinite(time):
-                    time = round(time * scale)
-                elif type(time) is not int:
-                    raise _BadRecordError("time")
-                elif field is not None:
-                    time *= scale
-                if not 0 < time <= newest:
-                    raise _BadRecordError("future" if time > 0 else "time")
-                if has_key:
-                    joined = key
-                elif type(text := record.get(only)) is str and only:  # nearly always
-                    joined = text.encode()
-                else:
-                    joined = key_of(record)
-                if not joined or len(joined) > MAX_KEY_BYTES:
-                    raise _BadRecordError("key")
-                yield joined, time, offset, value, record
+                found.append(self._parsed_slowly(offset, timestamps[number], key, value, newest))
             except _BadRecordError as error:
                 refused.append(RefusedRecord(error.args[0], records.partition, offset, key, value))
-            except orjson.JSONDecodeError:
-                refused.append(RefusedRecord("not_json", records.partition, offset, key, value))
+            number += 1
+        return found
+
+    def _parsed_slowly(
+        self, offset: int, timestamp: int, key: bytes | None, value: bytes, newest: int
+    ) -> tuple[object, ...]:
+        if not 0 < len(value) <= self._max_bytes:
+            raise _BadRecordError("too_large" if value else "empty")
+        try:
+            record = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise _BadRecordError("not_json") from None
+        if type(record) is not dict:
+            raise _BadRecordError("not_json")
+        time = timestamp if self._time_field is None else record.get(self._time_field)
+        if type(time) is float and math.isfinite(time):
+            time = round(time * self._scale)
+        elif type(time) is not int:
+            raise _BadRecordError("time")
+        elif self._time_field is not None:
+            time *= self._scale
+        if not 0 < time <= newest:
+            raise _BadRecordError("future" if time > 0 else "time")
+        joined = key if self._key_fields is None else self._key_of(record)
+        if not joined or len(joined) > _core.MAX_KEY_BYTES:
+            raise _BadRecordError("key")
+        if not self._absent.isdisjoint(record):
+            raise _BadRecordError("column")
+        if self._type_field is None:
+            return joined, time, offset, value
+        type_ = record.get(self._type_field)
+        if type(type_) is str or type(type_) is int:
+            return joined, time, offset, value, str(type_)
+        raise _BadRecordError("type")
 
 
 class ImpressionParser(_InputParser):
     """Parses impressions."""
 
-    def __init__(
-        self, source: ImpressionInput, added: Mapping[str, str], *, max_bytes: int, max_future_ms: int
-    ) -> None:
-        super().__init__(source, max_bytes=max_bytes, max_future_ms=max_future_ms)
-        self._added = frozenset(added)
+    def __init__(self, source: ImpressionInput, added: Collection[str], *, max_bytes: int, max_future_ms: int) -> None:
+        super().__init__(source, absent=added, max_bytes=max_bytes, max_future_ms=max_future_ms)
 
-    def parse(self, records: Records, now_ms: int, refused: list[RefusedRecord]) -> list[tuple[bytes, int, int, bytes]]:
-        """Return key, event time, offset and value of each impression, and append the others to `refused`."""
-        found, added = [], self._added
-        for key, time, offset, value, record in self._parsed(records, now_ms, refused):
-            if added.isdisjoint(record):
-                found.append((key, time, offset, value))
-            else:
-                refused.append(RefusedRecord("column", records.partition, offset, key, value))
-        return found
+    def parse(self, records: Records, now_ms: int, refused: list[RefusedRecord]) -> list[Impression]:
+        """Return the impressions, and append other records to `refused`."""
+        return self._parsed(records, now_ms, refused)
 
 
 class ActionParser(_InputParser):
     """Parses actions."""
 
     def __init__(self, source: ActionInput, *, max_bytes: int, max_future_ms: int) -> None:
-        super().__init__(source, max_bytes=max_bytes, max_future_ms=max_future_ms)
-        self._type_field = source.type
+        super().__init__(source, type_field=source.type, max_bytes=max_bytes, max_future_ms=max_future_ms)
 
-    def parse(
-        self, records: Records, now_ms: int, refused: list[RefusedRecord]
-    ) -> list[tuple[bytes, int, int, bytes, str]]:
-        """Return key, event time, offset, value and type of each action, and append the others to `refused`."""
-        found, field = [], self._type_field
-        for key, time, offset, value, record in self._parsed(records, now_ms, refused):
-            type_ = record.get(field)
-            if type(type_) is str or type(type_) is int:
-                found.append((key, time, offset, value, str(type_)))
-            else:
-                refused.append(RefusedRecord("type", records.partition, offset, key, value))
-        return found
+    def parse(self, records: Records, now_ms: int, refused: list[RefusedRecord]) -> list[Action]:
+        """Return the actions, and append other records to `refused`."""
+        return self._parsed(records, now_ms, refused)
 
 
 def _key_reader(fields: tuple[str, ...]) -> Callable[[Fields], bytes]:
@@ -160,18 +174,3 @@ def _text(value: object) -> str:
     if type(value) is int:
         return str(value)
     raise _BadRecordError("key")
-
-
-def with_columns(value: bytes, columns: bytes, start: int = 0) -> bytes:
-    """Return the JSON object in `value` from `start` on with `columns`, such as `b'"a":1,"b":2'`, as further fields.
-
-    It is not parsed again.
-
-    Example:
-        >>> with_columns(b'{"user": 7} ', b'"clicked":1.0'), with_columns(b"{ }", b'"clicked":1.0')
-        (b'{"user": 7,"clicked":1.0}', b'{"clicked":1.0}')
-    """
-    if value[-1] == _BRACE and value[-2] > _SPACE and value[-2] != _OPEN_BRACE:
-        return b"%b,%b}" % (value[start:-1], columns)
-    body = value[start : value.rindex(b"}")].rstrip()
-    return b"%b%b%b}" % (body, b"" if body.endswith(b"{") else b",", columns)

@@ -8,7 +8,7 @@ import re
 import secrets
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,9 @@ class WindowStore(Protocol):
 
     def get(self, key: bytes) -> bytes | None:
         """Return the entry of a key as of the last commit."""
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the entries that there are of some keys as of the last commit."""
 
     def first_due(self, at_least: int) -> int | None:
         """Return the first bucket from `at_least` on that has keys."""
@@ -134,6 +137,29 @@ class Windows:
             self.size -= len(entry) + len(key) + ENTRY_BYTES
         if self._store is not None:
             self._changed.add(key)
+
+    def fetch(self, keys: Iterable[bytes]) -> set[bytes] | None:
+        """Bring the entries of keys that are only in the store into memory.
+
+        Returns the keys that have no entry. None without a store: those that are not in memory have none.
+        """
+        if self._store is None:
+            return None
+        missing = {key for key in keys if key not in self._entries}
+        found = self._store.get_many(missing - self._changed)
+        for key, entry in found.items():
+            self._entries[key] = entry
+            self.size += len(entry) + len(key) + ENTRY_BYTES
+        return missing - found.keys()
+
+    def table(self) -> _core.WindowTable:
+        """Return what the functions of the core work on. What they add and remove is reported to `note_growth`."""
+        changed = None if self._store is None else self._changed
+        return _core.WindowTable(self._entries, self._due, changed, self.bucket_ms, self.first_open)
+
+    def note_growth(self, entries: int, size: int) -> None:
+        """Count entries that were added, and the bytes of theirs and of their keys."""
+        self.size += size + entries * ENTRY_BYTES
 
     def take_due(self, before: int) -> list[bytes] | None:
         """Return the keys of the first bucket below `before` that has any, which is done then.

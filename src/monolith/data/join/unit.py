@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from monolith.data.join.config import JoinConfig
 from monolith.data.join.lmdb_store import LmdbStore
 from monolith.data.join.records import BAD_RECORDS, ActionParser, ImpressionParser, RefusedRecord
 from monolith.data.join.state import SnapshotStore, Windows
-from monolith.data.join.window_join import Example, Published, WindowJoin, bucket_ms
+from monolith.data.join.window_join import ACTIONS_HEADER, ORIGIN_HEADER, Published, WindowJoin, bucket_ms
 from monolith.errors import (
     ConfigError,
     CorruptFileError,
@@ -28,18 +29,13 @@ from monolith.errors import (
 from monolith.streams.stream import Headers, Offset, Records, Stream, StreamWriter
 from monolith.writer_lock import WriterLock
 
-__all__ = ["ACTIONS_HEADER", "CORRECTION_HEADER", "ORIGIN_HEADER", "Unit", "dead_letter_headers", "origin_of"]
+__all__ = ["Unit", "dead_letter_headers", "origin_of"]
 
-ORIGIN_HEADER = "origin"
-"""Header with input partition, offset and ordinal of what a record was made of, such as `impressions/3:1207:0`."""
-ACTIONS_HEADER = "actions"
-"""Header with the types of the actions that an example knows of, such as `click,buy`. Without any there is no such header."""
-CORRECTION_HEADER = "correction"
-"""Header of examples that replace an earlier one."""
-_META_VERSION = 1
+_META_VERSION = 2
 _FIXED = ("window_secs", "lead_secs", "keep_ms", "emit", "late")
 _SCAN_SECS = 60.0
 _SNAPSHOT_SHARE = 20
+_TIME = itemgetter(1)
 _log = logging.getLogger(__name__)
 
 
@@ -126,7 +122,6 @@ class Unit:
         self._arrived = dict.fromkeys(self._sides, clock())
         self.ends: dict[str, int] = {}
         """Ends of the input partitions, as far as known."""
-        self._names: dict[int, bytes] = {}
         self._committed = clock()
         self._commit_secs = 0.0
         self.dirty = False
@@ -170,7 +165,7 @@ class Unit:
             raise CorruptFileError(f"{self.folder}: does not hold the state of a joiner") from None
         if version != _META_VERSION:
             raise CorruptFileError(
-                f"{self.folder}: has version {version}, this joiner reads {_META_VERSION}; upgrade it"
+                f"{self.folder}: has version {version}, this joiner reads {_META_VERSION}; use the release that wrote it"
             )
         for name, value in self._fixed().items():
             if settings.get(name) != value:
@@ -276,12 +271,12 @@ class Unit:
             impressions = self._impressions.parse(records, now_ms, refused)
             self.counts["impressions"] += len(impressions)
             self.join.add_impressions(index, impressions)
-            newest = max((time for _, time, *_ in impressions), default=0)
+            newest = max(map(_TIME, impressions), default=0)
         else:
             actions = self._actions.parse(records, now_ms, refused)
             self.counts["actions"] += len(actions)
             self.join.add_actions(index, actions)
-            newest = max((time for _, time, *_ in actions), default=0)
+            newest = max(map(_TIME, actions), default=0)
         for bad in refused:
             self.counts[f"bad_{bad.reason}"] += 1
         self.join.refuse(refused)
@@ -338,32 +333,13 @@ class Unit:
             return 0
         self._lock.require_own()
         self.dirty = True
-        for example in examples:
-            output.append(
-                example.value,
-                partition=self.number,
-                key=example.key,
-                timestamp=example.time,
-                headers=self._headers(example),
-            )
+        output.extend(examples, partition=self.number)
         for bad in refused:
             if bad.reason in BAD_RECORDS:
                 self._warnings.warn("refused %s:%d: %s", bad.partition, bad.offset, BAD_RECORDS[bad.reason])
             if dead_letters is not None:
                 dead_letters.append(bad.value, partition=self.number, key=bad.key, headers=dead_letter_headers(bad))
         return len(examples)
-
-    def _headers(self, example: Example) -> Headers:
-        origin = f"{self.partitions[example.partition]}:{example.offset}:{example.ordinal}".encode()
-        if not example.actions:
-            return ((ORIGIN_HEADER, origin),)
-        names = self._names.get(example.actions)
-        if names is None:
-            known = [name for index, name in enumerate(self.join.types) if example.actions >> index & 1]
-            names = self._names[example.actions] = ",".join(known).encode()
-        if example.corrects:
-            return ((ORIGIN_HEADER, origin), (ACTIONS_HEADER, names), (CORRECTION_HEADER, b"1"))
-        return ((ORIGIN_HEADER, origin), (ACTIONS_HEADER, names))
 
     @property
     def wants_commit(self) -> bool:

@@ -6,16 +6,27 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
 import orjson
 
+from monolith import _core
 from monolith.data.join.config import JoinConfig, NegativeSampling
-from monolith.data.join.records import RefusedRecord, with_columns
+from monolith.data.join.records import Action, Impression, RefusedRecord
 from monolith.data.join.state import Windows, due_of
+from monolith.streams.stream import Headers
 
-__all__ = ["Example", "Published", "WindowJoin", "bucket_ms", "is_kept"]
+__all__ = ["ACTIONS_HEADER", "Example", "ORIGIN_HEADER", "Published", "WindowJoin", "bucket_ms", "is_kept"]
+
+ORIGIN_HEADER = "origin"
+"""Header with input partition, offset and ordinal of what a record was made of, such as `impressions/3:1207:0`. The ordinal is 0
+for the first example of an impression. Others of it have larger ones, no two the same."""
+ACTIONS_HEADER = "actions"
+"""Header with the types of the actions that an example knows of, such as `click,buy`. Without any there is no such header."""
+_CORRECTION = ("correction", b"1")
+# Header of examples that replace an earlier one.
 
 _EARLY, _OPEN, _DONE = 0, 1, 2
 """Status of an entry: actions without an impression, an impression whose example is not emitted, and one whose example was."""
@@ -26,27 +37,20 @@ _MAX_EARLY_BYTES = 64 << 10
 _CLOSES_PER_WINDOW = 128
 _MAX_BUCKET_MS = 60_000
 _MIN_BUCKET_MS = 10
-_NEVER = 1 << 62
+_CLOSED_AT_ONCE = 1024
+# So many entries are fetched from the disk together.
 
 
 class Example(NamedTuple):
-    """What is written to the output for an impression."""
+    """What is written to the output for an impression: a `NewRecord` of a stream."""
 
     value: bytes
     """The impression with its labels."""
     key: bytes
     time: int
     """Event time of the impression, milliseconds."""
-    partition: int
-    """Index of the input partition of the impression."""
-    offset: int
-    """Its offset there."""
-    ordinal: int
-    """0 for the first example of an impression. Others of it have larger ones, no two the same."""
-    actions: int
-    """One bit for each type of action that it knows of."""
-    corrects: bool
-    """Whether it replaces an earlier example of the same impression."""
+    headers: Headers
+    """Where it comes from, and which actions it knows of."""
 
 
 @dataclass(slots=True)
@@ -96,7 +100,7 @@ class WindowJoin:
         >>> config = JoinConfig.from_json('''{
         ...     "impressions": {"stream": "a"}, "actions": {"stream": "b"}, "output": {"stream": "c"}, "window_secs": 60,
         ...     "labels": [{"name": "clicked", "actions": {"click": 1}}], "state": {"folder": "d"}}''')
-        >>> join = WindowJoin(config, Windows(bucket_ms=bucket_ms(60_000), limit=1 << 20))
+        >>> join = WindowJoin(config, Windows(bucket_ms=bucket_ms(60_000), limit=1 << 20), partitions=["a/0", "b/0"])
         >>> join.add_actions(1, [(b"k", 20_000, 0, b"", "click")])  # comes first, happened later
         >>> join.add_impressions(0, [(b"k", 5_000, 0, b'{"user":7}')])
         >>> join.close_windows(66_000)
@@ -105,7 +109,7 @@ class WindowJoin:
     """
 
     def __init__(
-        self, config: JoinConfig, windows: Windows, *, partitions: Sequence[str] = (), types: Iterable[str] = ()
+        self, config: JoinConfig, windows: Windows, *, partitions: Sequence[str], types: Iterable[str] = ()
     ) -> None:
         """Join into `windows`.
 
@@ -131,7 +135,17 @@ class WindowJoin:
         self._positive = sum(bits[name] for name in positive)
         self._drops_negatives = config.sampling.rate < 1
         self._keeps_values = config.late == "correction"
-        self._suffixes: dict[int, bytes] = {}
+        self._forms: dict[int, tuple[bytes, tuple[str, bytes] | None, bool]] = {}
+        # By actions: columns that are added, header with their types, whether they make a positive.
+        self._origins = [f"{name}:".encode() for name in partitions]
+        self._closer = _core.WindowCloser(
+            example=Example,
+            forms=self._forms,
+            origins=self._origins,
+            keeps=partial(is_kept, sampling=config.sampling) if self._drops_negatives else None,
+            remember_ms=self._window_ms + self._keep_ms,
+            keeps_values=self._keeps_values,
+        )
         self._examples: list[Example] = []
         self._refused: list[RefusedRecord] = []
 
@@ -145,18 +159,26 @@ class WindowJoin:
         """Add records that could not be parsed to what `take` returns."""
         self._refused.extend(refused)
 
-    def add_impressions(self, partition: int, impressions: Iterable[tuple[bytes, int, int, bytes]]) -> None:
-        """Add key, event time, offset and value of impressions of the input partition with this index."""
-        windows, window_ms, pack = self.windows, self._window_ms, _HEADER.pack
-        get, put, width = windows.get, windows.put, windows.bucket_ms
-        # Until this time a window is closed already. With "fast" nothing is that simple.
-        closed = _NEVER if self._is_fast else windows.first_open * width - window_ms
-        for key, time, offset, value in impressions:
-            before = get(key)
-            if before is None and time >= closed:
-                due = time + window_ms
-                put(key, pack(_OPEN, due, 0, time, partition, offset) + value, due)
-            elif before is None or before[0] == _EARLY:
+    def add_impressions(self, partition: int, impressions: list[Impression]) -> None:
+        """Add impressions of the input partition with this index."""
+        windows, number = self.windows, 0
+        absent = windows.fetch(key for key, *_ in impressions)
+        # Before this time a window is closed already.
+        closed = windows.first_open * windows.bucket_ms - self._window_ms
+        while number < len(impressions):
+            if not self._is_fast:
+                start = number
+                number, size = _core.open_windows(
+                    windows.table(), absent, impressions, start, partition, self._window_ms, closed
+                )
+                windows.note_growth(number - start, size)
+                if number == len(impressions):
+                    return
+            # The core leaves the first one that is not simply the next of a new key.
+            key, time, offset, value = impressions[number]
+            number += 1
+            before = windows.get(key)
+            if before is None or before[0] == _EARLY:
                 self._add_impression(key, time, partition, offset, value, before)
             else:
                 self.counts["duplicate_impressions"] += 1
@@ -187,8 +209,8 @@ class WindowJoin:
         else:
             self.windows.put(key, entry, due)
 
-    def add_actions(self, partition: int, actions: Iterable[tuple[bytes, int, int, bytes, str]]) -> None:
-        """Add key, event time, offset, value and type of actions of the input partition with this index."""
+    def add_actions(self, partition: int, actions: Iterable[Action]) -> None:
+        """Add actions of the input partition with this index."""
         get, bits, counts = self.windows.get, self._bits, self.counts
         for key, time, offset, value, type_ in actions:
             bit = bits.get(type_)
@@ -247,20 +269,44 @@ class WindowJoin:
         keys = windows.take_due(watermark // windows.bucket_ms)
         if keys is None:
             return False
-        get, remove, end = windows.get, windows.remove, windows.first_open * windows.bucket_ms
-        for key in keys:
-            entry = get(key)
+        end = windows.first_open * windows.bucket_ms
+        for first in range(0, len(keys), _CLOSED_AT_ONCE):
+            self._close_due(keys[first : first + _CLOSED_AT_ONCE], end)
+        return True
+
+    def _close_due(self, keys: list[bytes], end: int) -> None:
+        """Close those of these windows that are due before `end`, and forget keys that are remembered no longer."""
+        windows, number = self.windows, 0
+        absent = windows.fetch(keys)
+        while number < len(keys):
+            if not self._is_fast and not self.published:
+                before = len(self._examples)
+                number, size, removed, positives, sampled_out = self._closer.close(
+                    windows.table(), absent, keys, number, end, self._examples
+                )
+                windows.note_growth(-removed, size)
+                for name, more in (
+                    ("positives", positives),
+                    ("negatives", len(self._examples) - before - positives),
+                    ("sampled_out", sampled_out),
+                ):
+                    if more:
+                        self.counts[name] += more
+                if number == len(keys):
+                    return
+            key = keys[number]
+            number += 1
+            entry = windows.get(key)
             # It may be gone, or have been moved to a later bucket.
             if entry is None or due_of(entry) >= end:
                 continue
             if entry[0] == _OPEN:
                 self._close(key, entry)
                 continue
-            remove(key)
+            windows.remove(key)
             if entry[0] == _EARLY:
                 for _, _, partition, offset, value in _early_actions(entry):
                     self._not_joined("unmatched_actions", key, partition, offset, value)
-        return True
 
     def forget_published(self) -> None:
         """Forget what was published of impressions of which nothing can be emitted any more."""
@@ -325,17 +371,27 @@ class WindowJoin:
             if known is not None and ordinal <= known.ordinal:
                 self.counts["repeated_examples"] += 1
                 return False
-        is_positive = actions & self._positive
+        suffix, types, is_positive = self._form_of(actions)
         if not is_positive and self._drops_negatives and not is_kept(key, self.config.sampling):
             self.counts["sampled_out"] += 1
             return True
         self.counts["corrections" if corrects else "positives" if is_positive else "negatives"] += 1
-        suffix = self._suffixes.get(actions)
-        if suffix is None:
-            suffix = self._suffixes[actions] = self._columns_of(actions)
-        value = with_columns(entry, suffix, _HEADER.size)
-        self._examples.append(Example(value, key, time, partition, offset, ordinal, actions, corrects))
+        value = _core.with_columns(entry, suffix, _HEADER.size)
+        headers: list[tuple[str, bytes]] = [(ORIGIN_HEADER, b"%b%d:%d" % (self._origins[partition], offset, ordinal))]
+        if types is not None:
+            headers.append(types)
+        if corrects:
+            headers.append(_CORRECTION)
+        self._examples.append(Example(value, key, time, tuple(headers)))
         return True
+
+    def _form_of(self, actions: int) -> tuple[bytes, tuple[str, bytes] | None, bool]:
+        form = self._forms.get(actions)
+        if form is None:
+            names = [name for index, name in enumerate(self.types) if actions >> index & 1]
+            types = (ACTIONS_HEADER, ",".join(names).encode()) if names else None
+            form = self._forms[actions] = self._columns_of(actions), types, bool(actions & self._positive)
+        return form
 
     def _columns_of(self, actions: int) -> bytes:
         """Return the columns that are added to an impression with these actions, as JSON without braces."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,15 @@ from monolith.errors import InvalidArgumentError, SchemaError
 from monolith.features import Ragged
 from monolith.features.batch import Batch
 
-__all__ = ["IteratorSource", "arrow_type", "columns_of", "slice_rows", "to_batch"]
+__all__ = [
+    "IteratorSource",
+    "arrow_type",
+    "columns_of",
+    "decoded_dictionary_bytes",
+    "decompressed_bytes",
+    "slice_rows",
+    "to_batch",
+]
 
 _TYPES = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "bytes": pa.binary()}
 
@@ -94,6 +103,125 @@ def to_batch(table: pa.Table, columns: Sequence[Column]) -> Batch:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaError(f"column {column.name!r}: {array.type} cannot become {column.dtype}: {error}") from None
     return batch
+
+
+# Numbers of fields and of kinds of messages, from Message.fbs of the Arrow format.
+_VERSION, _KIND, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = range(5)
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+_DATA, _BUFFERS, _COMPRESSION = 1, 2, 3
+_V5 = 4
+
+
+def decompressed_bytes(stream: bytes) -> tuple[int, bool]:
+    """Return how many bytes reading an Arrow IPC stream allocates to decompress buffers, and whether it has dictionaries.
+
+    A compressed buffer says its length, and Arrow allocates so much before it decompresses anything.
+
+    Raises:
+        ValueError: the stream is damaged.
+
+    Example:
+        >>> table = pa.table({"user": [7] * 1000})
+        >>> sink = pa.BufferOutputStream()
+        >>> with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        ...     writer.write_table(table)
+        >>> decompressed_bytes(sink.getvalue().to_pybytes())
+        (8000, False)
+    """
+    total, position, has_dictionaries = 0, 0, False
+    while position + 4 <= len(stream):
+        size = _number(stream, "<i", position)
+        position += 4
+        if size == -1:
+            size = _number(stream, "<i", position)
+            position += 4
+        if size == 0:
+            break
+        root, body = _target(stream, position), position + size
+        kind = _field(stream, root, _KIND, "<B")
+        length = _field(stream, root, _BODY_LENGTH, "<q")
+        if size < 0 or length < 0:
+            raise ValueError("a message has a negative length")
+        has_dictionaries |= kind == _DICTIONARY_BATCH
+        if kind in (_DICTIONARY_BATCH, _RECORD_BATCH):
+            if _field(stream, root, _VERSION, "<h") < _V5 and _field_position(stream, root, _CUSTOM_METADATA):
+                raise ValueError("batches of format V4 with metadata may be compressed in a way of their own; write V5")
+            batch = _table(stream, root, _HEADER)
+            batch = _table(stream, batch, _DATA) if kind == _DICTIONARY_BATCH else batch
+            if _field_position(stream, batch, _COMPRESSION):
+                total += _lengths_before_buffers(stream, batch, body)
+        position = body + length
+    return total, has_dictionaries
+
+
+def _lengths_before_buffers(stream: bytes, batch: int, body: int) -> int:
+    buffers = _table(stream, batch, _BUFFERS)
+    total = 0
+    for index in range(_number(stream, "<I", buffers)):
+        entry = buffers + 4 + 16 * index
+        offset, length = _number(stream, "<q", entry), _number(stream, "<q", entry + 8)
+        if length > 0:
+            # -1 says that it is not compressed. Arrow refuses other negative lengths.
+            total += max(0, _number(stream, "<q", body + offset))
+    return total
+
+
+def _number(data: bytes, kind: str, position: int) -> int:
+    # struct counts negative positions from the end.
+    if position < 0:
+        raise ValueError("a position is outside of the stream")
+    try:
+        number: int = struct.unpack_from(kind, data, position)[0]
+    except struct.error:
+        raise ValueError("a position is outside of the stream") from None
+    return number
+
+
+def _field_position(data: bytes, table: int, field: int) -> int:
+    """Return where a field of a FlatBuffers table is. 0 if it has none."""
+    vtable = table - _number(data, "<i", table)
+    slot = 4 + 2 * field
+    offset = _number(data, "<H", vtable + slot) if slot < _number(data, "<H", vtable) else 0
+    return table + offset if offset else 0
+
+
+def _field(data: bytes, table: int, field: int, kind: str) -> int:
+    position = _field_position(data, table, field)
+    return _number(data, kind, position) if position else 0
+
+
+def _target(data: bytes, position: int) -> int:
+    return position + _number(data, "<I", position)
+
+
+def _table(data: bytes, table: int, field: int) -> int:
+    """Return where the table, or the vector, is that a field refers to."""
+    position = _field_position(data, table, field)
+    if not position:
+        raise ValueError("a field is missing")
+    return _target(data, position)
+
+
+def decoded_dictionary_bytes(table: pa.Table) -> int:
+    """Return the bytes of the strings in columns with a dictionary, each as often as rows refer to it.
+
+    Example:
+        >>> decoded_dictionary_bytes(pa.table({"tag": pa.array(["hello", "hello", "you"]).dictionary_encode()}))
+        13
+    """
+    total = 0
+    for column in table.columns:
+        if not pa.types.is_dictionary(column.type):
+            continue
+        if not _is_text(column.type.value_type):
+            # Lists can hold as much as strings, and numbers are as long as what refers to them or a little more.
+            if pa.types.is_nested(column.type.value_type):
+                raise SchemaError(f"{column.type} cannot be a column of a batch")
+            continue
+        for chunk in column.chunks:
+            lengths = pc.cast(pc.fill_null(pc.binary_length(chunk.dictionary), 0), pa.int64())
+            total += pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
+    return total
 
 
 def slice_rows(batch: Batch, begin: int, end: int) -> Batch:

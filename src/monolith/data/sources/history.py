@@ -92,6 +92,13 @@ class HistoryThenStream:
         if getattr(self.stream, "waits", False):
             self.stream.interrupt()
 
+    def fix_start(self) -> bool:
+        """Decide now where the stream begins, if that is its end: what comes during the history is not lost then.
+
+        Returns whether the position has changed by that.
+        """
+        return bool(getattr(self.stream, "waits", False)) and bool(self.stream.fix_start())
+
     def lag(self) -> StreamLag | None:
         """Return how far the stream is behind. None while the history is read."""
         return self.stream.lag() if self._phase == _STREAM and isinstance(self.stream, HasLag) else None

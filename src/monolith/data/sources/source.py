@@ -241,6 +241,13 @@ class Source(ABC):
         Called by another thread than the one that reads. Does nothing in a source that does not wait.
         """
 
+    def fix_start(self) -> bool:
+        """Decide now where reading begins, if the first read would otherwise decide it, such as at the end of a stream.
+
+        Returns whether the position has changed by that.
+        """
+        return False
+
     def join_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, int | str]:
         """Return one position from those of all shards, of which there may be another number than now.
 

@@ -21,7 +21,7 @@ from monolith.data.sources.source import Column, PartitionLag, Source, SourcePos
 from monolith.data.sources.stream_reading import Place, StreamReading, is_before
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
-from monolith.streams import Stream, StreamReader, open_stream
+from monolith.streams import END, Stream, StreamReader, open_stream
 
 __all__ = ["StreamInput", "StreamOptions", "StreamSource"]
 
@@ -46,8 +46,9 @@ class StreamOptions(Config):
     header: RecordHeader | None = None
     """The header before each of the original's messages, as in record files. None: the value is only the message."""
     start: int | str | dict[str, int] = "start"
-    """Where partitions are read from that were not read before: "start" (the oldest record), "end" (only what comes from now
-    on), milliseconds since 1970, an ISO time with its zone, or the offset for each partition. Ones added later: their start."""
+    """Where partitions are read from that were not read before: "start" (the oldest record), "end" (only what comes after the
+    first read, or after `fix_start`), milliseconds since 1970, an ISO time with its zone, or the offset for each partition. Ones
+    added later: their start."""
     until_end: bool = False
     """Read up to what the stream has at the beginning of a read, and then end. The next read starts again, as with files."""
     stop_when_idle_secs: Annotated[float, Field(gt=0)] | None = None
@@ -234,6 +235,21 @@ class StreamSource(Source):
         other._position = other._start()
         return other
 
+    def fix_start(self) -> bool:
+        """Decide now where `start="end"` is, so that the position says it before the first record is read.
+
+        If the position is saved then, a run that is killed before its first batch loses no record: another end would come later.
+
+        Returns:
+            Whether the position has changed by that.
+        """
+        if self.options.start != END or self._resumed or _places(self._position["partitions"]):
+            return False
+        bounds = self.stream.bounds()
+        places = {name: bounds[name][1] for name in self._mine(self.stream.partitions())}
+        self._position = {**self._position, "partitions": orjson.dumps(places).decode()}
+        return bool(places)
+
     def _mine(self, partitions: list[str]) -> list[str]:
         """Return those partitions that belong to this shard, whatever others are added later."""
         topics = sorted({name.rpartition("/")[0] for name in partitions})
@@ -269,7 +285,7 @@ class StreamSource(Source):
                 clock=self._clock,
             )
         places = _places(position["partitions"])
-        if self._resumed and not places and self.options.start == "end":
+        if self._resumed and not places and self.options.start == END:
             # Had no partition when the state was taken, so all of them are new, and their end is not that of then.
             places = dict.fromkeys(self._mine(self.stream.partitions()), "start")
         if not places:

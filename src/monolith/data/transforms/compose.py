@@ -177,6 +177,10 @@ class Transformed:
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
 
+    def fix_start(self) -> bool:
+        """Decide now where the source begins, see `Source.fix_start`. Returns whether the position has changed by that."""
+        return self.waits and bool(self._source.fix_start())  # type: ignore[attr-defined]
+
     def lag(self) -> StreamLag | None:
         """Return how far the source is behind its stream. None if it does not know."""
         return self._source.lag() if isinstance(self._source, HasLag) else None
@@ -295,6 +299,10 @@ class Shuffle:
         """Let a read of the source that waits for records end at once. Called by another thread."""
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
+
+    def fix_start(self) -> bool:
+        """Decide now where the source begins, see `Source.fix_start`. Returns whether the position has changed by that."""
+        return self.waits and bool(self._source.fix_start())  # type: ignore[attr-defined]
 
     def lag(self) -> StreamLag | None:
         """Return how far the source is behind its stream. None if it does not know."""

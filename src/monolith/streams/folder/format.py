@@ -16,8 +16,8 @@ import numpy as np
 
 from monolith import _core
 from monolith.errors import CorruptFileError
-from monolith.streams.batching_writer import MAX_RECORD_BYTES, PendingRecord
-from monolith.streams.stream import Headers
+from monolith.streams.batching_writer import MAX_RECORD_BYTES
+from monolith.streams.stream import Headers, NewRecord
 
 __all__ = [
     "BATCH_HEADER",
@@ -169,30 +169,11 @@ def stream_segment_name(base: int) -> str:
     return f"{base:020}.segment"
 
 
-def encode_batch(records: Sequence[PendingRecord], first_offset: int, durable: int) -> bytes:
+def encode_batch(records: Sequence[NewRecord], first_offset: int, durable: int) -> bytes:
     """Return the bytes of a batch with at least one record."""
-    values, keys, times, headers = zip(*records, strict=True)
-    count = len(values)
-    timestamps = np.array(times, dtype="<i8")
-    lengths = np.fromiter(map(len, values), dtype="<u4", count=count)
-    parts, flags, key_bytes = [lengths.tobytes(), timestamps.tobytes()], 0, 0
-    blobs = [*values]
-    # Not `any(keys)`: an empty key is a key.
-    if keys.count(None) != count:
-        flags |= _HAS_KEYS
-        given = [key for key in keys if key is not None]
-        sizes = [-1 if key is None else len(key) for key in keys]
-        parts.append(np.array(sizes, dtype="<i4").tobytes())
-        key_bytes = sum(map(len, given))
-        blobs += given
-    if any(headers):
-        flags |= _HAS_HEADERS
-        packed = [_pack_headers(each) for each in headers]
-        parts.append(np.fromiter(map(len, packed), dtype="<u4", count=count).tobytes())
-        blobs += packed
-    body = b"".join([*parts, *blobs])
-    oldest, newest = (int(timestamps[0]),) * 2 if count == 1 else (int(timestamps.min()), int(timestamps.max()))
-    return _pack(body, count, flags, first_offset, oldest, newest, durable, int(lengths.sum()), key_bytes)
+    body, has_keys, has_headers, oldest, newest, value_bytes, key_bytes = _core.encode_records(records)
+    flags = _HAS_KEYS * has_keys | _HAS_HEADERS * has_headers
+    return _pack(body, len(records), flags, first_offset, oldest, newest, durable, value_bytes, key_bytes)
 
 
 def closing_mark(next_offset: int, size: int) -> bytes:
@@ -247,14 +228,6 @@ def _slices(data: bytes, lengths: np.ndarray, begin: int, total: int, where: str
     if edges[-1] != begin + total:
         raise CorruptFileError(f"{where}: the lengths of its records do not add up; the file is damaged")
     return [data[a:b] for a, b in pairwise(edges.tolist())]
-
-
-def _pack_headers(headers: Headers) -> bytes:
-    parts = []
-    for name, value in headers:
-        encoded = name.encode()
-        parts += [_HEADER_SIZES.pack(len(encoded), len(value)), encoded, value]
-    return b"".join(parts)
 
 
 def _unpack_headers(packed: bytes, where: str) -> Headers:

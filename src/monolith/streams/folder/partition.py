@@ -16,7 +16,6 @@ from pathlib import Path
 from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, StorageError
 from monolith.process_bound import let_go_in_children
-from monolith.streams.batching_writer import PendingRecord
 from monolith.streams.folder.format import (
     BATCH_HEADER,
     SEGMENT_HEADER,
@@ -30,6 +29,7 @@ from monolith.streams.folder.format import (
 from monolith.streams.folder.index import IndexWriter, index_path
 from monolith.streams.folder.segments import LAST_OFFSET, SegmentFile, SegmentList, boot_id, highest_offset
 from monolith.streams.folder.settings import FolderSettings
+from monolith.streams.stream import NewRecord
 
 __all__ = ["PartitionWriter"]
 
@@ -64,7 +64,7 @@ class PartitionWriter:
             self.close(clean=False)
             raise
 
-    def write(self, records: Sequence[PendingRecord]) -> None:
+    def write(self, records: Sequence[NewRecord]) -> None:
         """Append a batch. It is readable when this returns, as a whole. Raises `StorageError` if it is not written at all."""
         full = self._end + len(records) > self._base + SEGMENT_OFFSETS
         if full or self._size >= self._settings.segment_bytes or self._descriptor < 0:

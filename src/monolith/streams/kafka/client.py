@@ -99,18 +99,21 @@ class Librdkafka(logging.Logger):
 
 def records_of(name: str, messages: Sequence[Any]) -> Records:
     """Return the messages of one partition by column. There is at least one."""
-    offsets = [message.offset() for message in messages]
-    headers = [_headers(message.headers()) for message in messages]
-    # A kind of 0 says that there is none.
-    times = [message.timestamp() for message in messages]
+    # `map` over the methods of the class costs half of a comprehension.
+    kind = type(messages[0])
+    offsets, values = list(map(kind.offset, messages)), list(map(kind.value, messages))
+    headers, times = list(map(kind.headers, messages)), list(map(kind.timestamp, messages))
+    if not all(values):
+        values = [value or b"" for value in values]
     return Records(
         partition=name,
         offsets=offsets,
         next_offset=offsets[-1] + 1,
+        # A kind of 0 says that there is none.
         timestamps=[when if kind else -1 for kind, when in times],
-        keys=[message.key() for message in messages],
-        values=[message.value() or b"" for message in messages],
-        headers=headers if any(headers) else None,
+        keys=list(map(kind.key, messages)),
+        values=values,
+        headers=list(map(_headers, headers)) if any(headers) else None,
     )
 
 

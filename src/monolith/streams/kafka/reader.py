@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -65,6 +66,7 @@ class KafkaReader:
         self._consumer = stream.new_client("Consumer", defaults, {**OWN, "error_cb": self._status.note})
         self._parts: dict[TopicPartition, str] = {}
         self._wanted: dict[str, int] = {}
+        self._reading: dict[str, Offset] = {}
         self._ends: dict[str, int] = {}
         self._committed: dict[str, int] = {}
         self._woken = threading.Event()
@@ -79,6 +81,8 @@ class KafkaReader:
     def assign(self, positions: Mapping[str, Offset]) -> None:
         """As of every reader."""
         self._require_open("assign")
+        if not self._by_group and self._continues(positions):
+            return
         parts = dict(zip(self._stream.checked(positions), positions, strict=True))
         self._wanted = {name: self._start_of(part, name, positions[name]) for part, name in parts.items()}
         if self._by_group:
@@ -87,6 +91,21 @@ class KafkaReader:
             return
         self._parts = parts
         self._consumer.assign([self._api.TopicPartition(*part, self._wanted[name]) for part, name in parts.items()])
+        self._reading = dict(positions)
+
+    def _continues(self, positions: Mapping[str, Offset]) -> bool:
+        """Return whether these partitions are being read from there on. Others are then no longer read.
+
+        Assigning them again would throw away what librdkafka has fetched of them, and ask the broker for each of their offsets.
+        """
+        if END in positions.values() or not positions.items() <= self._reading.items():
+            return False
+        ended = [part for part, name in self._parts.items() if name not in positions]
+        if ended:
+            self._consumer.incremental_unassign([self._api.TopicPartition(*part) for part in ended])
+        self._parts = {part: name for part, name in self._parts.items() if name in positions}
+        self._reading = dict(positions)
+        return True
 
     def poll(self, max_records: int, timeout: float) -> list[Records]:
         """As of every reader."""
@@ -95,21 +114,26 @@ class KafkaReader:
         if max_records < 1:
             raise InvalidArgumentError(f"max_records: expected 1 or more, got {max_records}")
         deadline = time.monotonic() + timeout
-        while True:
-            messages = self._consumer.consume(max_records, 0)
-            if not messages:
-                left = deadline - time.monotonic()
-                if self._woken.is_set() or left <= 0:
-                    self._woken.clear()
-                    self._status.check()
-                    return []
-                messages = self._consumer.consume(1, min(left, _WAIT_SECS))
-                if messages and max_records > 1:
-                    messages += self._consumer.consume(max_records - 1, 0)
-            self._status.check()
-            if found := self._sorted(messages):
-                self._status.answered()
-                return found
+        try:
+            while True:
+                messages = self._consumer.consume(max_records, 0)
+                if not messages:
+                    left = deadline - time.monotonic()
+                    if self._woken.is_set() or left <= 0:
+                        self._woken.clear()
+                        self._status.check()
+                        return []
+                    messages = self._consumer.consume(1, min(left, _WAIT_SECS))
+                    if messages and max_records > 1:
+                        messages += self._consumer.consume(max_records - 1, 0)
+                self._status.check()
+                if found := self._sorted(messages):
+                    self._status.answered()
+                    return found
+        except BaseException:
+            # Messages may have been taken and not returned, so nothing goes on from where the caller is.
+            self._reading = {}
+            raise
 
     def ends(self) -> dict[str, int]:
         """As of every reader. As of the last answer of the broker."""
@@ -175,22 +199,38 @@ class KafkaReader:
         )
 
     def _sorted(self, messages: Sequence[Any]) -> list[Records]:
-        """Return the messages by partition. Raises what is wrong with one only if it is the first."""
+        """Return the messages by partition. Raises what is wrong with one."""
+        if not messages:
+            return []
+        kind = type(messages[0])
+        if any(map(kind.error, messages)):
+            messages = self._without_errors(messages)
+        # They come in long runs of one partition.
         groups: dict[TopicPartition, list[Any]] = {}
+        for _, run in itertools.groupby(
+            messages, _topic_and_number if len(self._stream.topics) > 1 else kind.partition
+        ):
+            same = list(run)
+            groups.setdefault(_topic_and_number(same[0]), []).extend(same)
+        found = [records_of(name, groups[part]) for part, name in self._parts.items() if part in groups]
+        for records in found:
+            self._wanted[records.partition] = self._reading[records.partition] = records.next_offset
+        return found
+
+    def _without_errors(self, messages: Sequence[Any]) -> list[Any]:
+        """Return the records among the messages. Raises what is wrong with one."""
+        good = []
         for message in messages:
             error = message.error()
             if error is None:
-                groups.setdefault((message.topic(), message.partition()), []).append(message)
+                good.append(message)
             elif self._stream.is_gap(error):
                 self._raise_gap(message)
             elif self._stream.is_passing(error):
                 self._status.note(error)
             else:
                 raise self._stream.error(error, f"{message.topic()}/{message.partition()}")
-        found = [records_of(name, groups[part]) for part, name in self._parts.items() if part in groups]
-        for records in found:
-            self._wanted[records.partition] = records.next_offset
-        return found
+        return good
 
     def _raise_gap(self, message: Any) -> None:  # noqa: ANN401 - a Message
         part = (message.topic(), message.partition())
@@ -243,3 +283,7 @@ class KafkaReader:
     def _cooperative(self, consumer: Any) -> bool:  # noqa: ANN401 - a Consumer
         protocol = getattr(consumer, "rebalance_protocol", None)
         return protocol is not None and protocol() == "COOPERATIVE"
+
+
+def _topic_and_number(message: Any) -> TopicPartition:  # noqa: ANN401 - a Message
+    return message.topic(), message.partition()

@@ -69,7 +69,8 @@ class KafkaStream:
             raise ConfigError("settings['group.id']: is needed with partitions.by=group")
         self._reports = "group.id" in given
         self._settings = {"bootstrap.servers": servers, **given}
-        self._topics = topics
+        self.topics = topics
+        """Their names."""
         self._api = import_extra("confluent_kafka", extra="kafka", purpose="a stream of Kafka")
         self._lock = threading.Lock()
         self._asking: Any = None
@@ -105,16 +106,16 @@ class KafkaStream:
 
     def writer(self, partitions: Sequence[int] | None = None) -> KafkaWriter:
         """As of every stream. Of a stream of one topic."""
-        if len(self._topics) != 1:
-            raise InvalidArgumentError(f"writer: expected a stream of one topic, got {', '.join(self._topics)}")
-        present = self._counts()[self._topics[0]]
+        if len(self.topics) != 1:
+            raise InvalidArgumentError(f"writer: expected a stream of one topic, got {', '.join(self.topics)}")
+        present = self._counts()[self.topics[0]]
         wanted = list(dict.fromkeys(range(present) if partitions is None else partitions))
         wrong = [number for number in wanted if not 0 <= number < present]
         if wrong or not wanted:
             raise InvalidArgumentError(
                 f"partitions: expected some of 0 to {present - 1} of {self.url}, got {wrong[0] if wrong else 'none'}"
             )
-        return KafkaWriter(self, self._topics[0], wanted, present)
+        return KafkaWriter(self, self.topics[0], wanted, present)
 
     def last(self, partition: str) -> Records | None:
         """As of every stream."""
@@ -218,7 +219,7 @@ class KafkaStream:
     def _counts(self) -> dict[str, int]:
         """Return the number of partitions of each topic."""
         counts = self._present()
-        missing = [topic for topic in self._topics if topic not in counts]
+        missing = [topic for topic in self.topics if topic not in counts]
         if missing:
             raise InvalidArgumentError(
                 f"{self.url}: there is no topic {missing[0]!r}. Make it with `monolith stream create {self.url} --partitions 4`, "
@@ -228,7 +229,7 @@ class KafkaStream:
 
     def _present(self) -> dict[str, int]:
         counts = {}
-        for topic in self._topics:
+        for topic in self.topics:
             found = self._asked(topic, partial(self._list, topic))
             entry = found.topics[topic]
             if entry.error is None:
@@ -242,7 +243,7 @@ class KafkaStream:
 
     def _create(self, partitions: int) -> None:
         present = self._present()
-        missing = [topic for topic in self._topics if topic not in present]
+        missing = [topic for topic in self.topics if topic not in present]
         fewer = [topic for topic, count in present.items() if count < partitions]
         if fewer:
             raise InvalidArgumentError(

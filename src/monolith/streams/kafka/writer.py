@@ -16,7 +16,7 @@ from monolith.errors import (
 from monolith.optional_packages import import_extra
 from monolith.process_bound import ProcessBound
 from monolith.streams.kafka.client import Status
-from monolith.streams.stream import Headers, partition_of_key
+from monolith.streams.stream import Headers, NewRecord, partition_of_key
 
 if TYPE_CHECKING:
     from monolith.streams.kafka.stream import KafkaStream
@@ -90,6 +90,11 @@ class KafkaWriter:
         if self._count % _SERVE_EVERY == 0:
             self._producer.poll(0)
             self._status.check()
+
+    def extend(self, records: Sequence[NewRecord], *, partition: int) -> None:
+        """As of every writer."""
+        for value, key, timestamp, headers in records:
+            self.append(value, partition=partition, key=key, timestamp=timestamp, headers=headers)
 
     def flush(self, timeout: float | None = None) -> None:
         """As of every writer."""

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ import torch
 from monolith.data.sources.source import StreamLag
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
+from monolith.optional_packages import import_extra
 from monolith.train.hooks.hook import EverySteps, Hook
 from monolith.train.hooks.progress import ProgressHook, ProgressReport
 from monolith.urls import checked_location, local_path
@@ -30,9 +33,12 @@ __all__ = [
     "FeatureStatisticsHook",
     "ProfilerHook",
     "TensorBoardHook",
+    "can_write_curves",
     "column_statistics",
     "write_evaluation",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 class TensorBoardHook(Hook):
@@ -85,9 +91,7 @@ class TensorBoardHook(Hook):
 
     def _open(self) -> SummaryWriter:
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(self.folder)
+            self._writer = _open_writer(self.folder)
         return self._writer
 
 
@@ -108,14 +112,25 @@ def write_evaluation(folder: str | Path, metrics: Mapping[str, float], step: int
         ...     len(list(Path(folder).iterdir()))
         1
     """
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as writer:
+    with _open_writer(folder) as writer:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
 
 
-_log = logging.getLogger(__name__)
+@cache
+def can_write_curves() -> bool:
+    """Return whether TensorBoard is installed. If it is not, the log says so once."""
+    if find_spec("tensorboard") is not None:
+        return True
+    _log.info("no curves are written, because TensorBoard is not installed: pip install 'monolith-torch[tensorboard]'")
+    return False
+
+
+def _open_writer(folder: str | Path) -> SummaryWriter:
+    import_extra("tensorboard", extra="tensorboard", purpose="writing curves")
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
 
 
 @dataclass(frozen=True, kw_only=True)

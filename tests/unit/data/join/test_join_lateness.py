@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 import orjson
@@ -10,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from join_oracle import TYPES, Acted, Shown, SlowJoin, action, config_for, impression
+from monolith.data.join import origin_of
+from monolith.data.join.lmdb_store import LmdbStore
 from monolith.data.join.state import Windows
 from monolith.data.join.window_join import WindowJoin
 
@@ -54,11 +58,63 @@ def test_late_events_are_treated_as_an_oracle_says(
             watermark = max(step, slow.watermark)
             join.close_windows(watermark)
             slow.passed(watermark)
-    found = []
+    found, origins = [], []
     for one in join.take()[0]:
-        fields = orjson.loads(one.value)
-        found.append((fields["key"], one.ordinal, one.corrects, {name: fields[name] for name in ("clicked", "value")}))
+        fields, origin = orjson.loads(one.value), origin_of(one.headers)
+        assert origin is not None
+        origins.append(origin)
+        corrects = "correction" in dict(one.headers)
+        found.append((fields["key"], origin[2], corrects, {name: fields[name] for name in ("clicked", "value")}))
     assert sorted(found, key=repr) == sorted(slow.out, key=repr)
     assert {name: join.counts[name] for name in LOST} == {name: Counter(slow.lost)[name] for name in LOST}
-    origins = [(one.offset, one.ordinal) for one in join.take()[0]]
     assert len(set(origins)) == len(origins)
+
+
+@settings(max_examples=300)
+@given(
+    steps=STEPS,
+    emit=st.sampled_from(["window_end", "on_positive"]),
+    late=st.sampled_from(["drop", "correction"]),
+    keep=st.sampled_from([0, 3, 20]),
+    spill=st.booleans(),
+)
+def test_many_records_at_a_time_are_as_one_by_one(
+    steps: list[object], emit: str, late: str, keep: int, *, spill: bool
+) -> None:
+    """The core takes what is common of a batch and leaves the rest: the order of events of one key must not change."""
+    config = config_for(Path("nowhere"), emit=emit, late=late, keep_secs=keep, sampling={"rate": 0.5})
+    results = []
+    for whole in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            store = LmdbStore(Path(folder), epoch=1, max_bytes=1 << 24) if spill else None
+            windows = Windows(bucket_ms=1000, limit=1000, store=store)
+            join = WindowJoin(config, windows, partitions=["shown/0", "acted/0"])
+            for of, run in groupby(enumerate(steps), key=lambda step: type(step[1])):
+                events = list(run)
+                for part in [events] if whole else [[event] for event in events]:
+                    add(join, of, part)
+                if store is not None and windows.is_full:
+                    windows.commit(b"{}")
+            join.close_windows(1 << 40)
+            results.append((sorted(join.take()[0]), join.counts, windows.size, len(windows)))
+            if store is not None:
+                store.close()
+    assert results[0][:2] == results[1][:2]
+    if not spill:
+        # What is in memory does not depend on how it came there.
+        assert results[0] == results[1]
+
+
+def add(join: WindowJoin, of: type, events: list[tuple[int, object]]) -> None:
+    if of is Shown:
+        shown = [(one.key.encode(), one.time, at, impression(one)) for at, one in events if isinstance(one, Shown)]
+        join.add_impressions(0, shown)
+    elif of is Acted:
+        acted = [
+            (one.key.encode(), one.time, at, action(one), one.type) for at, one in events if isinstance(one, Acted)
+        ]
+        join.add_actions(1, acted)
+    else:
+        for _, step in events:
+            assert isinstance(step, int)
+            join.close_windows(step)

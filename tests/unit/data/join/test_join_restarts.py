@@ -44,6 +44,9 @@ class _Watched:
         found = getattr(self._inner, name)
         if name in ("reader", "writer"):
             return lambda *args: _Watched(found(*args), self._call)
+        if name == "extend":
+            # A kill may come after any of the records.
+            return lambda records, **named: [(self._call(), found([record], **named)) for record in records]
         if name in ("append", "flush", "poll", "last"):
             return lambda *args, **named: (self._call(), found(*args, **named))[1]
         return found

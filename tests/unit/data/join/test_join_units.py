@@ -24,7 +24,7 @@ from join_oracle import (
 from monolith.data.join import Joiner
 from monolith.data.join.lmdb_store import LmdbStore
 from monolith.data.join.unit import Unit
-from monolith.errors import FencedError, InvalidArgumentError, StorageError, StreamGapError
+from monolith.errors import FencedError, InvalidArgumentError, StorageError, StreamGapError, UnavailableError
 from monolith.streams import FolderStream, open_stream
 from monolith.testing.mock_kafka import MockKafka
 
@@ -52,7 +52,7 @@ def test_units_move_between_any_number_of_processes_with_their_windows(tmp_path:
 def test_inputs_with_other_partitions_are_refused(tmp_path: Path) -> None:
     open_stream(f"{tmp_path}/shown", partitions=3, settings=QUIET)
     open_stream(f"{tmp_path}/acted", partitions=2, settings=QUIET)
-    with pytest.raises(InvalidArgumentError, match=r"actions\.stream: expected .* 0, 1, 2, got 0, 1\. .* copy one"):
+    with pytest.raises(InvalidArgumentError, match=r"actions\.stream: expected .* 0, 1, 2, got 0, 1\. .* copy them"):
         join_all(config_for(tmp_path))
 
 
@@ -129,6 +129,22 @@ def test_partitions_that_are_added_get_a_unit(tmp_path: Path) -> None:
     assert labels_by_key(written(tmp_path / "examples")).keys() == {one.key for one in SHOWN}
 
 
+def test_a_broker_that_does_not_answer_when_partitions_are_looked_for_ends_no_joiner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> list[str]:
+        raise UnavailableError("shown: no answer")
+
+    write_events(tmp_path, SHOWN, [])
+    with Joiner(config_for(tmp_path)) as joiner:
+        assert joiner._open_units()
+        with monkeypatch.context() as patched:
+            patched.setattr(joiner._inputs[0], "partitions", away)
+            joiner._refresh()
+        joiner.run(until_end=True)
+    assert labels_by_key(written(tmp_path / "examples")).keys() == {one.key for one in SHOWN}
+
+
 def test_kafka_partitions_are_joined_once_also_after_a_kill() -> None:
     quick = {"fetch.wait.max.ms": "5"}
     topics = ("shown", "acted", "examples")
@@ -175,6 +191,20 @@ def test_beginning_at_the_end_stays_where_it_began(tmp_path: Path) -> None:
     write_events(tmp_path, SHOWN[5:8], [])
     join_all(config)
     assert set(labels_by_key(written(tmp_path / "examples"))) == {"k5", "k6", "k7"}
+
+
+def test_partitions_that_are_added_are_read_whole_although_the_others_began_at_the_end(tmp_path: Path) -> None:
+    write_events(tmp_path, SHOWN[:5], [])
+    open_stream(f"{tmp_path}/examples", partitions=2, settings=QUIET)
+    config = config_for(tmp_path, start="end")
+    join_all(config)
+    for name in ("shown", "acted"):
+        stream = open_stream(f"{tmp_path}/{name}")
+        assert isinstance(stream, FolderStream)
+        stream.add_partitions(1)
+    write_events(tmp_path, SHOWN[5:], [], partitions=2)
+    assert join_all(config)["impressions"] == len(SHOWN[5:])
+    assert set(labels_by_key(written(tmp_path / "examples"))) == {one.key for one in SHOWN[5:]}
 
 
 def test_another_output_needs_another_state(tmp_path: Path) -> None:
