@@ -2,7 +2,8 @@
 
 The products of pairs of embeddings are a module that each side supplies: torch's operators, as in the papers, or a layer.
 
-Needs only PyTorch, because it is imported in the environment of every peer.
+Needs only PyTorch, because it is imported in the environment of every peer. So it is not `monolith.models`, whose models bring
+their embeddings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Compare collisionless ids with hashed ids: one model, with ids as they are and hashed into tables of a fixed size.
 
 python benchmarks/collisions.py                                   the synthetic stream, minutes
-python benchmarks/collisions.py --movielens ml-25m/ratings.csv    MovieLens, rating >= 3.5 is a positive
+python benchmarks/collisions.py --movielens ml-1m/ratings.dat      MovieLens, rating >= 3.5 is a positive
+
+`--movielens` takes the ratings of any public release (ratings.csv, ratings.dat, u.data), or Parquet files with the columns user,
+item, and label or rating. Several files count as one.
 
 As in the experiment of the Monolith paper: DeepFM on user and item, AUC on a random tenth of the events after every epoch, ids
 through MD5 modulo a number of rows. In the paper, hashing reduces the number of distinct ids by 7.73% for users
@@ -26,6 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from freshbench.datasets import DataError, read_ratings
 from monolith.data.synthetic import ClickStream, ClickStreamConfig, best_auc
 from monolith.features import Batch, Feature
 from monolith.nn import FM, EmbeddingBagCollection
@@ -108,13 +112,20 @@ def synthetic(seed: int, count: int) -> Events:
     return Events(*(column.numpy() for column in columns.values()), best=best_auc(chances))
 
 
-def movielens(path: Path) -> Events:
-    """A `ratings.csv` of MovieLens: userId, movieId, rating, timestamp."""
-    import pyarrow.csv
-
-    table = pyarrow.csv.read_csv(path)
-    users, items, ratings = (table[name].to_numpy() for name in ("userId", "movieId", "rating"))
-    return Events(users.astype(np.int64), items.astype(np.int64), (ratings >= POSITIVE_RATING).astype(np.float32))
+def movielens(paths: Sequence[Path]) -> Events:
+    """Ratings of MovieLens as one set of events. A Parquet file may have labels of its own instead of ratings."""
+    parts = []
+    for path in paths:
+        table = read_ratings(path, needed=("user_id", "item_id"))
+        if "label" in table.column_names:
+            labels = table["label"].to_numpy()
+        elif "rating" in table.column_names:
+            labels = table["rating"].to_numpy() >= POSITIVE_RATING
+        else:
+            raise DataError(f"{path}: has neither a column label nor rating")
+        parts.append((table["user_id"].to_numpy(), table["item_id"].to_numpy(), labels))
+    users, items, labels = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return Events(users.astype(np.int64), items.astype(np.int64), labels.astype(np.float32))
 
 
 def rows_for(ids: int, lost: float) -> int:
@@ -205,11 +216,14 @@ def draw(runs: dict[str, list[Run]], path: Path, title: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--movielens", type=Path, help="ratings.csv; the synthetic stream without it")
+    parser.add_argument(
+        "--movielens", type=Path, nargs="+", metavar="FILE", help="ratings; the synthetic stream without it"
+    )
     parser.add_argument("--events", type=int, default=1_000_000, help="of the synthetic stream")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--plot", type=Path, default=Path("benchmarks/results/collisions.svg"), help=".svg or .png")
+    parser.add_argument("--title", help="of the plot; default: MovieLens or Synthetic stream")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
     console = Console(highlight=False, soft_wrap=True)
@@ -225,7 +239,7 @@ def main() -> None:
                 runs[case].append(done)
                 bar.advance(under_way)
                 console.print(f"seed {seed}  {case:<26}", *(f"{auc:.4f}" for auc in done.aucs))
-    name = "MovieLens" if arguments.movielens else "Synthetic stream"
+    name = arguments.title or ("MovieLens" if arguments.movielens else "Synthetic stream")
     console.print(
         f"{name}, {len(events.labels):,} events, {arguments.epochs} epochs, {arguments.seeds} seeds", markup=False
     )

@@ -75,7 +75,9 @@ def movielens(path: Path) -> DataSet:
     Parquet files need the columns user_id, item_id, rating and timestamp. Others in them are features too. Several Parquet files
     of a folder are read together.
     """
-    tables = [_ratings(file) for file in _files(path, ("u.data", "ratings.dat", "ratings.csv", "*.parquet"))]
+    needed = ("user_id", "item_id", "rating", "timestamp")
+    files = _files(path, ("u.data", "ratings.dat", "ratings.csv", "*.parquet"))
+    tables = [read_ratings(file, needed=needed) for file in files]
     table = pa.concat_tables(tables).sort_by([("timestamp", "ascending")])
     labels = (table["rating"].to_numpy() >= POSITIVE_RATING).astype(np.float32)
     names = [name for name in table.column_names if name not in ("rating", "timestamp", "label")]
@@ -162,8 +164,12 @@ def _files(path: Path, names: Sequence[str]) -> list[Path]:
     raise DataError(f"{path}: expected a file, or a folder with one of {', '.join(names)}")
 
 
-def _ratings(path: Path) -> pa.Table:
-    """Read ratings with the columns user_id, item_id, rating and timestamp, and perhaps others."""
+def read_ratings(path: Path, *, needed: Sequence[str]) -> pa.Table:
+    """Read one file of ratings: GroupLens' `u.data`, `ratings.dat` or `ratings.csv`, or Parquet.
+
+    Users and items are named user_id and item_id, and Parquet may call them user and item. A column of `needed` that is missing
+    is a `DataError`.
+    """
     if path.suffix == ".parquet":
         table = pa.parquet.read_table(path)
     elif path.suffix == ".dat":
@@ -174,9 +180,9 @@ def _ratings(path: Path) -> pa.Table:
         table = _csv(path, "\t", ["user_id", "item_id", "rating", "timestamp"])
     else:
         table = _csv(path, ",", None)
-    names = [{"userId": "user_id", "movieId": "item_id"}.get(name, name) for name in table.column_names]
-    table = table.rename_columns(names)
-    missing = [name for name in ("user_id", "item_id", "rating", "timestamp") if name not in names]
+    known = {"userId": "user_id", "user": "user_id", "movieId": "item_id", "item": "item_id"}
+    table = table.rename_columns([known.get(name, name) for name in table.column_names])
+    missing = [name for name in needed if name not in table.column_names]
     if missing:
         raise DataError(
             f"{path}: has no columns {', '.join(missing)}; expected ratings of GroupLens, or Parquet of them"

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -52,6 +54,23 @@ def test_hashing_costs_what_only_single_ids_know(collisions: ModuleType) -> None
     assert hashed.lost[0] == pytest.approx(0.75, abs=0.03)
     assert free.aucs[-1] > 0.99
     assert hashed.aucs[-1] < 0.9
+
+
+def test_files_with_labels_or_ratings_count_as_one(collisions: ModuleType, tmp_path: Path) -> None:
+    first, second = tmp_path / "train.parquet", tmp_path / "ratings.dat"
+    pa.parquet.write_table(pa.table({"user": [1, 2], "item": [5, 6], "label": pa.array([1.0, 0.0])}), first)
+    second.write_text("3::7::4::100\n4::8::3::200\n")
+    events = collisions.movielens([first, second])
+    assert events.users.tolist() == [1, 2, 3, 4]
+    assert events.items.tolist() == [5, 6, 7, 8]
+    assert events.labels.tolist() == [1, 0, 1, 0], "a rating of 3.5 or more is a positive"
+
+
+def test_a_file_without_labels_is_refused(collisions: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "some.parquet"
+    pa.parquet.write_table(pa.table({"user": [1], "item": [5]}), file)
+    with pytest.raises(ValueError, match=r"some\.parquet: has neither a column label nor rating"):
+        collisions.movielens([file])
 
 
 def test_one_command_compares_all_cases_on_a_ratings_file(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -147,3 +149,63 @@ def test_ffm_learns_and_its_export_agrees() -> None:
     assert after < 0.1 * before
     by_model, by_export = re.findall(r"(0\.\d+) by", out)
     assert by_model == by_export
+
+
+RATINGS = [
+    (user, item, 5 if (user + item) % 2 else 2, 1000 + 7 * user + item)
+    for user in range(1, 13)
+    for item in range(1, 21)
+]
+
+
+def ratings_file(kind: str, folder: Path) -> Path:
+    if kind == "ratings.parquet":
+        names = ["user_id", "item_id", "rating", "timestamp"]
+        pq.write_table(pa.table(dict(zip(names, zip(*RATINGS, strict=True), strict=True))), folder / kind)
+        return folder / kind
+    separator = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}[kind]
+    lines = [separator.join(map(str, row)) for row in reversed(RATINGS)]
+    header = ["userId,movieId,rating,timestamp"] if kind == "ratings.csv" else []
+    (folder / kind).write_text("\n".join([*header, *lines]) + "\n")
+    return folder / kind
+
+
+def test_movielens_from_a_ratings_file_to_recommendations(tmp_path: Path) -> None:
+    out = run(
+        "07_movielens.py", str(ratings_file("u.data", tmp_path)), "--folder", str(tmp_path / "out"), "--user", "3"
+    )
+    assert "216 ratings to train, 24 later ones to evaluate" in out
+    assert re.search(r"AUC 0\.\d{4}, within a user", out)
+    assert "for user 3, who has liked [12, 14, 16, 18, 20] lately" in out
+    trained, tested = (pq.read_table(tmp_path / "out" / f"{name}.parquet") for name in ("train", "test"))
+    assert max(trained["timestamp"].to_pylist()) <= min(tested["timestamp"].to_pylist())
+    assert load(tmp_path / "out" / "run" / "exported_models").predict(
+        {"user_id": [3], "item_id": [12], "liked": [[2, 4]]}
+    )["like"].shape == (1,)
+
+
+@pytest.mark.parametrize("kind", ["ratings.dat", "ratings.csv", "ratings.parquet"])
+def test_movielens_reads_every_published_format_alike(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    movielens = importlib.import_module("07_movielens")
+    ratings = movielens.read_ratings([ratings_file(kind, tmp_path)])
+    by_time = ratings.sort_by([("timestamp", "ascending"), ("user_id", "ascending")])
+    assert (
+        by_time.to_pylist()
+        == movielens.read_ratings([ratings_file("u.data", tmp_path)])
+        .sort_by([("timestamp", "ascending"), ("user_id", "ascending")])
+        .to_pylist()
+    )
+    assert ratings["timestamp"].to_pylist() == sorted(row[3] for row in RATINGS)
+    examples, liked = movielens.with_history(ratings)
+    assert examples["liked"][0].as_py() == []
+    assert liked[1] == [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]
+
+
+def test_movielens_refuses_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "ratings.xls").write_text("")
+    done = run_script(EXAMPLES / "07_movielens.py", str(tmp_path / "ratings.xls"))
+    assert done.returncode == 1
+    assert "expected .parquet, .csv (with a header), .dat or .data, got .xls" in done.stderr

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,37 +22,87 @@ PAGES = sorted(
     for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "internals", ROOT / "benchmarks")
     for path in folder.glob("*.md")
 )
+README = (ROOT / "README.md").read_text()
 VERBS_WITH_VERBS = {"control", "log", "rollout", "stream"}
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_the_examples_run_one_after_the_other(tmp_path: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 3
-    check = "assert loss.item() < 0.5 * 2048, f'{loss.item() / 2048}: the plain loop does not train'"
-    saved = "assert ModelCheckpoints('runs/loop', model, adam, source=stream).restore() == 50"
-    script = "\n".join(["import torch", "torch.manual_seed(0)", examples[0], check, examples[1], saved, examples[2]])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the README's script is."""
+    made = tmp_path_factory.mktemp("readme")
+    (script,) = re.findall(r"```python train\.py\n(.*?)```", README, re.DOTALL)
+    (made / "train.py").write_text(script)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Path:
+    """The folder after `python train.py`, whose output was what it should be."""
+    assert "    python train.py\n" in README
+    printed = output_of([sys.executable, "-W", "error", "train.py"], folder)
+    found = re.fullmatch(r"step 120: AUC (0\.\d+)\n(runs/clicks/exported_models/\d+)\n", printed)
+    assert found, printed
+    assert float(found[1]) > 0.65, "popularity and tastes can be learned: guessing gives 0.5"
+    assert (folder / found[2]).is_dir()
+    return folder
+
+
+def output_of(command: list[str], folder: Path) -> str:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # layers this small only lose by more
-    command = [sys.executable, "-W", "error", "-c", script]
-    run = subprocess.run(command, cwd=tmp_path, env=one_thread, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    printed = re.fullmatch(
-        r"step 120: AUC (0\.\d+) on 61,440 later impressions\n"
-        r"predicted (0\.\d+) clicks per impression, seen (0\.\d+)\n",
-        run.stdout,
-    )
-    assert printed, run.stdout
-    auc, predicted, seen = map(float, printed.groups())
-    assert auc > 0.6, "popularity and tastes can be learned: guessing gives 0.5"
-    assert 0.5 < predicted / seen < 2
+    run = subprocess.run(command, cwd=folder, env=one_thread, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_the_script_continues_where_it_was(trained: Path) -> None:
+    again = output_of([sys.executable, "-W", "error", "train.py"], trained)
+    assert again.startswith("step 120: AUC 0."), "120 steps were made already"
+
+
+@pytest.mark.parametrize("command", re.findall(r"^    monolith launch (.*?) *(?:#.*)?$", README, re.MULTILINE))
+def test_the_same_script_runs_on_a_cluster(command: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((folder / "train.py").read_text())
+    printed = output_of([sys.executable, "-m", "monolith.cli", "launch", *shlex.split(command)], tmp_path)
+    assert len(re.findall(r"\d \| step \d+: AUC 0\.\d+", printed)) == 2, printed
+
+
+def test_the_request_is_answered_with_what_was_learnt(trained: Path) -> None:
+    assert "    monolith serve --run runs/clicks\n" in README
+    (request,) = re.findall(r"^\$ curl -s localhost:8000(\S+) -d '(.*?)'$", README, re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-m", "monolith.cli", "serve", "--run", "runs/clicks", "--http-port", "0", "--json"]
+    with subprocess.Popen([*command, "--grpc-port", "0"], cwd=trained, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            address = re.search(r"127\.0\.0\.1:\d+", line)
+            assert address, line
+            asked = urllib.request.Request(f"http://{address[0]}{request[0]}", request[1].encode())
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                (output,) = json.load(answer)["outputs"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait()
+    assert output["shape"][0] == 2
+    assert all(0 < value < 1 for value in output["data"])
+
+
+@pytest.mark.parametrize("program", ["collisions.py", "run.py"])
+def test_the_commands_of_the_numbers_have_their_options(program: str) -> None:
+    (command,) = re.findall(rf"^    python benchmarks/{program} ((?:.*\\\n)*[^#\n]*)", README, re.MULTILINE)
+    asked = [sys.executable, str(ROOT / "benchmarks" / program), "--help"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    options = re.findall(r"--[a-z-]+", command)
+    assert options
+    assert [option for option in options if option not in shown] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_make_target_named_in_a_page_exists(page: str) -> None:
-    named = set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)*)", " ".join(code_of((ROOT / page).read_text()))))
+    named = set(re.findall(r"\bmake ([a-z]+(?:-[a-z0-9]+)*)", " ".join(code_of((ROOT / page).read_text()))))
     assert named <= targets()
 
 

@@ -56,6 +56,10 @@ def one_thread() -> Iterator[None]:
     "page",
     [
         "tutorial",
+        "from-monolith-tf",
+        "from-nn-embedding",
+        "from-tfra",
+        "from-torchrec",
         "guide-accelerators",
         "guide-checkpoints",
         "guide-cluster",
@@ -66,12 +70,14 @@ def one_thread() -> Iterator[None]:
         "guide-joiner",
         "guide-launch",
         "guide-log",
+        "guide-models",
         "guide-parameter-servers",
         "guide-ranks",
         "guide-rollout",
         "guide-stream-source",
         "guide-streams",
         "guide-training",
+        "operations-sizing",
     ],
 )
 def test_the_page_does_what_it_says(

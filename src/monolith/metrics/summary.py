@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
+from monolith.optional_packages import import_extra
 from monolith.state.model_dir import is_complete
 from monolith.state.restore_points import find_restore_point, restore_point_of
 from monolith.state.storage import StrPath
@@ -42,8 +43,11 @@ __all__ = [
 ]
 
 PLUGIN_NAME = "monolith"
+"""The TensorBoard plugin that the summaries are for."""
 MONOLITH_NAS_DATA = f"{PLUGIN_NAME}_nas_weight"
+"""The tag of weights of an architecture search."""
 MONOLITH_FI_DATA = f"{PLUGIN_NAME}_feature_insight"
+"""The tag of feature insights."""
 
 Sizes = Sequence[int] | Sequence[Sequence[int]]
 _Head = dict[str, str | int | list[int] | list[str] | list[int | list[int]]]
@@ -93,8 +97,7 @@ def create_summary_metadata(description: str | None = None, meta_content: bytes 
         >>> create_summary_metadata("weights", "{}").plugin_data.content
         b'{}'
     """
-    from tensorboard.compat.proto import summary_pb2
-
+    summary_pb2 = import_extra("tensorboard.compat.proto.summary_pb2", extra="tensorboard", purpose="a summary")
     content = meta_content.encode() if isinstance(meta_content, str) else meta_content
     return summary_pb2.SummaryMetadata(
         summary_description=description,
@@ -277,14 +280,13 @@ def _size(size: object) -> int | list[int]:
 def _summary(
     kind_of_data: str, data: Tensor, content: bytes | str, kind: str | None, description: str | None, name: str | None
 ) -> Summary:
-    from tensorboard.compat.proto import summary_pb2
-    from tensorboard.util.tensor_util import make_tensor_proto
-
+    summary_pb2 = import_extra("tensorboard.compat.proto.summary_pb2", extra="tensorboard", purpose="a summary")
+    tensor_util = import_extra("tensorboard.util.tensor_util", extra="tensorboard", purpose="a summary")
     scope = "_".join(part for part in (name, kind) if part)
     value = summary_pb2.Summary.Value(
         tag=f"{scope}/{kind_of_data}" if scope else kind_of_data,
         metadata=create_summary_metadata(description or kind, content),
-        tensor=make_tensor_proto(data.detach().float().cpu().numpy()),
+        tensor=tensor_util.make_tensor_proto(data.detach().float().cpu().numpy()),
     )
     return summary_pb2.Summary(value=[value])
 

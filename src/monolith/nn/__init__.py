@@ -14,7 +14,7 @@ from monolith.nn.layers.dense import AddBias, BatchNorm, Dense, Sigmoid2
 from monolith.nn.layers.feature_selection import IRazor, MixedEmbedding, SENet
 from monolith.nn.layers.interaction import CIN, FFM, FM, AllInt, AutoInt, CDot, DotInteraction
 from monolith.nn.layers.mlp import MLP, LHUCTower, LogitCorrection, MLPOptions, auxiliary_loss, correct_logits
-from monolith.nn.layers.multitask import SNR, MMoE, continuous_topk, fid_counter, gumbel_keys, sample_subset
+from monolith.nn.layers.multitask import CGC, SNR, MMoE, continuous_topk, fid_counter, gumbel_keys, sample_subset
 from monolith.nn.layers.sequence import (
     AGRU,
     DIEN,
@@ -22,6 +22,7 @@ from monolith.nn.layers.sequence import (
     DMRU2I,
     AGRUCell,
     AvgPooling,
+    CausalAttention,
     MaxPooling,
     SumPooling,
     sequence_mask,
@@ -63,7 +64,9 @@ __all__ = [
     "BatchNorm",
     "CAN",
     "CDot",
+    "CGC",
     "CIN",
+    "CausalAttention",
     "DCGLambdaWeight",
     "DCN",
     "DIEN",

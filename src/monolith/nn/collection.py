@@ -6,10 +6,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith.errors import ConfigError, InvalidArgumentError
@@ -28,6 +30,12 @@ _rows_saved_otherwise: ContextVar[bool] = ContextVar("rows_saved_otherwise", def
 
 MAX_PENDING = 256
 """Backward passes that may wait for `step`: more than any accumulation of gradients, few enough to notice a forgotten call."""
+
+
+@_disable_dynamo  # torch.compiler.disable would load the compiler with the package, which takes seconds
+def _uncompiled(module: nn.Module, *arguments: object) -> Any:  # noqa: ANN401 - whatever forward returns
+    """Call `forward` as it is where `torch.compile` would compile it: tables are not tensors."""
+    return module.forward(*arguments)
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -87,6 +95,8 @@ class EmbeddingBagCollection(nn.Module):
 
     def forward(self, batch: Mapping[str, object]) -> Batch:
         """Look up every feature."""
+        if torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, batch)  # type: ignore[no-any-return]
         bags = self.plan.bags(batch)
         arrays: Sequence[torch.Tensor]
         if self.training and torch.is_grad_enabled():
@@ -394,6 +404,8 @@ class Embedding(_TableModule):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up `ids`."""
+        if torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, ids)  # type: ignore[no-any-return]
         out: torch.Tensor = _RowLookup.apply(self, ids, self._anchor())  # type: ignore[no-untyped-call]
         return out
 
@@ -420,5 +432,7 @@ class EmbeddingBag(_TableModule):
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Pool `ids` by bag."""
+        if torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, ids, offsets)  # type: ignore[no-any-return]
         out: torch.Tensor = _PooledLookup.apply(self, ids, offsets, self._anchor())  # type: ignore[no-untyped-call]
         return out

@@ -13,6 +13,7 @@ from google.protobuf.wrappers_pb2 import Int64Value
 
 from monolith.cluster.net import concat_ip_and_port
 from monolith.cluster.scheduler import Scheduler
+from monolith.optional_packages import import_extra
 from monolith.proto import primus_am_service_pb2 as primus
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def create_primus_save_point(
     if not address:
         _logger.info("no Primus application master, so no savepoint is made")
         return False
-    import grpc
-
+    grpc = import_extra("grpc", extra="yarn", purpose="calling the Primus application master")
     try:
         with grpc.insecure_channel(address) as channel:
             return _create_save_point(channel, dst, sleep)
@@ -101,8 +101,7 @@ def _tell(method: str, request: Message, response: type[Message], environ: Mappi
     if not address:
         _logger.debug("no Primus application master, so %r is not sent", method)
         return False
-    import grpc
-
+    grpc = import_extra("grpc", extra="yarn", purpose="calling the Primus application master")
     try:
         with grpc.insecure_channel(address) as channel:
             _call(channel, method, request, response)

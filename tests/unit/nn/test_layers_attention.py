@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from layer_oracle import assert_same, mlp, prepared, random, relu, softmax, tensor
+from layer_oracle import Array, assert_same, mlp, prepared, random, relu, softmax, tensor
 from monolith.features import Ragged
-from monolith.nn import DIN, DMRU2I, sequence_mask
+from monolith.nn import DIN, DMRU2I, CausalAttention, sequence_mask
 
 MASK = np.array([[True, False, True], [False, False, False]])
 
@@ -62,3 +62,33 @@ def test_sequence_mask_of_splits_and_of_the_ragged_itself() -> None:
     rows = Ragged.from_lists([[1, 2, 3], [], [4]])
     assert sequence_mask(rows, 2).tolist() == expected
     assert sequence_mask(rows.offsets, 2).tolist() == expected
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_causal_attention_is_a_block_of_a_transformer(num_heads: int) -> None:
+    layer, p = prepared(CausalAttention(4, num_heads=num_heads))
+    x = random(3, 5, 4)
+
+    def norm(values: Array, which: int) -> Array:
+        centred = values - values.mean(2, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-5)
+        return scaled * p[f"norms.{which}.weight"] + p[f"norms.{which}.bias"]
+
+    q, k, v = np.split(norm(x, 0) @ p["project.weight"].T + p["project.bias"], 3, axis=2)
+    attended = []
+    for head in np.split(np.arange(4), num_heads):
+        scores = np.einsum("bik,bjk->bij", q[..., head], k[..., head]) / np.sqrt(len(head))
+        scores = np.where(np.tril(np.ones((5, 5), bool)), scores, -np.inf)
+        attended.append(softmax(scores) @ v[..., head])
+    h = x + np.concatenate(attended, 2) @ p["combine.weight"].T
+    hidden = relu(norm(h, 1) @ p["mlp.0.weight"].T + p["mlp.0.bias"])
+    assert_same(layer(tensor(x)), h + hidden @ p["mlp.1.weight"].T + p["mlp.1.bias"])
+
+
+def test_causal_attention_does_not_see_later_steps() -> None:
+    layer, _ = prepared(CausalAttention(4))
+    x = tensor(random(2, 5, 4))
+    later = x.clone()
+    later[:, 3:] = 7.0
+    assert torch.equal(layer(x)[:, :3], layer(later)[:, :3])
+    assert not torch.equal(layer(x)[:, 3:], layer(later)[:, 3:])

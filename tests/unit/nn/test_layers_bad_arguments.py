@@ -37,6 +37,10 @@ CONSTRUCTORS: dict[str, tuple[Callable[[Any], object], str]] = {
     "ffm end": (lambda c: nn.FFM(embed_dim=4, attention_units=[2]), "attention_units: expected the last to be 1"),
     "heads": (lambda c: nn.AutoInt(4, num_heads=3), "expected a divisor of embed_dim 4"),
     "plain heads": (lambda c: nn.AutoInt(4, num_heads=2, projected=False), "1 if not projected"),
+    "causal heads": (
+        lambda c: nn.CausalAttention(4, num_heads=3),
+        "num_heads: expected a divisor of embed_dim 4, got 3",
+    ),
     "din end": (lambda c: nn.DIN(4, [8]), r"DIN\.hidden_units: expected the last to be 1, got \[8\]"),
     "din mode": (lambda c: nn.DIN(4, [1], mode=c("max")), "expected one of 'sum', 'none', got 'max'"),
     "attention": (lambda c: nn.DIEN(3, 4, 5, att_type=c("LSTM")), "expected one of 'GRU', 'AGRU', 'AUGRU'"),
@@ -48,6 +52,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[[Any], object], str]] = {
     "expert count": (lambda c: nn.MMoE(4, 2, [[3], [3]], num_experts=3), "for each of 3 experts"),
     "expert ends": (lambda c: nn.MMoE(4, 2, [[3], [2]]), "the same last size for all experts"),
     "gate type": (lambda c: nn.MMoE(4, 2, [3], num_experts=2, gate_type=c("max")), "'softmax', 'topk', 'noise_topk'"),
+    "cgc experts": (lambda c: nn.CGC(4, 2, 3, num_experts=0), r"CGC\.num_experts: expected an int >= 1, got 0"),
     "top k": (
         lambda c: nn.MMoE(4, 2, [3], num_experts=2, gate_type="topk", top_k=3),
         "from 1 to the number of experts, 2",

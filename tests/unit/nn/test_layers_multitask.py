@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from layer_oracle import Array, assert_same, mlp, prepared, random, relu, sigmoid, softmax, tensor
-from monolith.nn import SNR, MMoE
+from monolith.nn import CGC, SNR, MMoE
 
 
 def expected_gates(u: Array, weight: Array, top_k: int | None) -> Array:
@@ -54,6 +54,25 @@ def test_mmoe_balance_loss_is_the_squared_variation_of_importance() -> None:
     layer.train()(tensor(x))
     importance = expected_gates(x, p["gate_weight"], 2).sum(0)
     assert_same(layer.auxiliary_loss(), 0.5 * (importance.var(1) / importance.mean(1) ** 2).sum())
+
+
+def test_cgc_mixes_the_experts_of_a_task_with_the_shared_ones_and_all_for_the_next_level() -> None:
+    layer, p = prepared(CGC(4, 2, 3, num_experts=2))
+    xs = [random(7, 4, seed=seed) for seed in range(3)]
+    experts = [relu(x @ p[f"experts.{i}.weight"].T + p[f"experts.{i}.bias"]).reshape(7, 2, 3) for i, x in enumerate(xs)]
+    groups = [np.concatenate([experts[t], experts[2]], 1) for t in (0, 1)] + [np.concatenate(experts, 1)]
+    outputs = layer([tensor(x) for x in xs])
+    assert len(outputs) == 3
+    for i, (x, group, output) in enumerate(zip(xs, groups, outputs, strict=True)):
+        gates = softmax(x @ p[f"gates.{i}.weight"].T)
+        assert_same(output, np.einsum("be,bed->bd", gates, group))
+
+
+def test_cgc_gates_start_equal() -> None:
+    layer = CGC(4, 2, 3, num_experts=2)
+    x = torch.randn(5, 4)
+    experts = torch.stack([layer.experts[i](x).unflatten(1, (2, 3)) for i in range(3)])
+    torch.testing.assert_close(layer([x] * 3)[2], experts.mean((0, 2)))
 
 
 def snr_gates(log_alpha: Array) -> Array:

@@ -13,10 +13,11 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith.errors import InvalidArgumentError
 from monolith.nn.checks import require_choice, require_dims, require_number, require_positive, require_shape
-from monolith.nn.layers.dense import Activation
+from monolith.nn.layers.dense import Activation, Dense
 from monolith.nn.layers.mlp import MLP, MLPOptions
 
 __all__ = [
+    "CGC",
     "MMoE",
     "SNR",
     "continuous_topk",
@@ -193,6 +194,55 @@ def sample_subset(w: torch.Tensor, k: int, t: float = 0.1, *, generator: torch.G
         2.0
     """
     return continuous_topk(gumbel_keys(w, generator=generator), k, t)
+
+
+class CGC(nn.Module):
+    """Customized gate control, one level of progressive layered extraction (PLE): experts of each task and shared experts.
+
+    With inputs x_1 ... x_T of the tasks and x_0 of all, experts E(x) = relu(x W + b), and one gate per output,
+    y_t = sum_e g_te e for the experts e of task t and the shared ones, g_t = softmax(x_t G_t), and
+    y_0 = sum_e g_0e e for all experts, g_0 = softmax(x_0 G_0).
+
+    T + 1 tensors [B, in_features], the shared one last -> as many [B, units]. G starts at zero: at first each output takes
+    the mean of its experts.
+
+    Args:
+        in_features: size of each input.
+        num_tasks: T.
+        units: of each expert.
+        num_experts: experts of each task, and shared ones.
+
+    Example:
+        >>> ys = CGC(4, num_tasks=2, units=3)([torch.zeros(5, 4)] * 3)
+        >>> [y.shape for y in ys]
+        [torch.Size([5, 3]), torch.Size([5, 3]), torch.Size([5, 3])]
+    """
+
+    def __init__(self, in_features: int, num_tasks: int, units: int, *, num_experts: int = 2) -> None:
+        super().__init__()
+        require_positive("CGC.in_features", in_features)
+        require_positive("CGC.num_tasks", num_tasks)
+        require_positive("CGC.units", units)
+        require_positive("CGC.num_experts", num_experts)
+        self.in_features, self.num_tasks, self.units = in_features, num_tasks, units
+        # The experts of one input are one matrix: fewer and larger products.
+        self.experts = nn.ModuleList(
+            Dense(in_features, num_experts * units, activation="relu") for _ in range(num_tasks + 1)
+        )
+        groups = [2] * num_tasks + [num_tasks + 1]
+        self.gates = nn.ModuleList(Dense(in_features, group * num_experts, bias=False) for group in groups)
+        for gate in self.gates:
+            nn.init.zeros_(gate.get_parameter("weight"))
+
+    def forward(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """T + 1 tensors [B, in_features] -> T + 1 tensors [B, units]."""
+        require_number("CGC.xs", len(xs), f"{self.num_tasks + 1} tensors", holds=len(xs) == self.num_tasks + 1)
+        for index, x in enumerate(xs):
+            require_shape(f"CGC.xs[{index}]", x, "B", self.in_features)
+        made = [expert(x).unflatten(1, (-1, self.units)) for expert, x in zip(self.experts, xs, strict=True)]
+        groups = [torch.cat([task, made[-1]], dim=1) for task in made[:-1]] + [torch.cat(made, dim=1)]
+        weights = [gate(x).softmax(1).unsqueeze(1) for gate, x in zip(self.gates, xs, strict=True)]
+        return [torch.bmm(w.to(g.dtype), g).squeeze(1) for w, g in zip(weights, groups, strict=True)]
 
 
 class _FidCounter(torch.autograd.Function):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Unpack, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
@@ -14,7 +15,18 @@ from monolith.nn.checks import require_choice, require_dims, require_number, req
 from monolith.nn.layers.dense import Activation, Dense, WeightInitializer, make_activation
 from monolith.nn.layers.mlp import MLP, MLPOptions
 
-__all__ = ["AGRU", "AGRUCell", "AvgPooling", "DIEN", "DIN", "DMRU2I", "MaxPooling", "SumPooling", "sequence_mask"]
+__all__ = [
+    "AGRU",
+    "AGRUCell",
+    "AvgPooling",
+    "CausalAttention",
+    "DIEN",
+    "DIN",
+    "DMRU2I",
+    "MaxPooling",
+    "SumPooling",
+    "sequence_mask",
+]
 
 
 class SumPooling(nn.Module):
@@ -369,6 +381,44 @@ class DIEN(nn.Module):
         scores = torch.bmm(interests, self.query(queries).unsqueeze(2)).squeeze(2)
         states: torch.Tensor = self.evolution(interests, masked_softmax(scores, valid), valid)
         return states[:, -1]
+
+
+class CausalAttention(nn.Module):
+    """One block of a transformer along a sequence, in which a step sees itself and the steps before it.
+
+    h = x + concat_h softmax(Q_h K_hᵀ / sqrt(k / num_heads) + M) V_h W_o with [Q, K, V] = norm(x) W + b and M = -inf above the
+    diagonal, y = h + relu(norm(h) W_1 + b_1) W_2 + b_2. x [B, T, k] -> [B, T, k]. Later steps change no earlier one, so a
+    sequence that is padded at its end needs no mask.
+
+    Args:
+        embed_dim: k.
+        num_heads: a divisor of k.
+
+    Example:
+        >>> CausalAttention(4, num_heads=2)(torch.zeros(3, 5, 4)).shape
+        torch.Size([3, 5, 4])
+    """
+
+    def __init__(self, embed_dim: int, *, num_heads: int = 1) -> None:
+        super().__init__()
+        require_positive("CausalAttention.embed_dim", embed_dim)
+        require_positive("CausalAttention.num_heads", num_heads)
+        fits = embed_dim % num_heads == 0
+        require_number("CausalAttention.num_heads", num_heads, f"a divisor of embed_dim {embed_dim}", holds=fits)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.norms = nn.ModuleList([nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)])
+        self.project = Dense(embed_dim, 3 * embed_dim)
+        self.combine = Dense(embed_dim, embed_dim, bias=False)
+        self.mlp = nn.Sequential(Dense(embed_dim, embed_dim, activation="relu"), Dense(embed_dim, embed_dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, k] -> [B, T, k]."""
+        require_shape("CausalAttention.x", x, "B", "T", self.embed_dim)
+        heads = self.project(self.norms[0](x)).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        x = x + self.combine(attended.transpose(1, 2).flatten(2))
+        y: torch.Tensor = x + self.mlp(self.norms[1](x))
+        return y
 
 
 def _states(
