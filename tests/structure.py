@@ -59,6 +59,7 @@ LAYERS = (
     "state",
     "follow",
     "nn optim metrics",
+    "models",
     "data",
     "dataservice",
     "ps",

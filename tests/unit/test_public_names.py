@@ -30,6 +30,7 @@ MODULES = {module.__name__: module for module in modules()}
 
 # What a package offers, as opposed to what its modules share among themselves.
 PACKAGES = [name for name, module in MODULES.items() if hasattr(module, "__path__") and hasattr(module, "__all__")]
+PACKAGES.append("monolith.models")
 PUBLIC = [(package, name) for package in PACKAGES for name in MODULES[package].__all__]
 
 

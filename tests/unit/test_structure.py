@@ -1,10 +1,11 @@
 """Danger: a package that grows back into many small modules, names with two homes, and imports in circles between its parts.
 
 tests/structure.py counts, here are the limits. A count may only fall: lower its limit in the commit that lowers the count. It is
-raised for a new part of the system only, as modules, lines and modules with one importer were for serving and for streams, and
-a step and a prediction were by one call each, for sources that wait and for inputs of ids alone. The targets are
-300 modules, 40 with one importer, 7 % imports, no name defined twice, no semicolon in a docstring, half of the calls and files,
-and one open of each file. CONTRIBUTING.md has the table.
+raised for a new part of the system only, as modules, lines and modules with one importer were for serving, for streams,
+for ready models, the import of weights, the repartition of streams and small requests in the core, and a step and a prediction
+were by one call each, for sources that wait and for inputs of ids alone. The targets are 300 modules, 40 with one importer, 7 %
+imports, no name defined twice, no semicolon in a docstring, half of the calls and files, and one open of each file.
+CONTRIBUTING.md has the table.
 """
 
 from __future__ import annotations
@@ -15,26 +16,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import structure
 
 # Imports that do not point downward in `structure.LAYERS`. No entry is ever added: move what is imported down, or pass it in.
 KNOWN_LAYER_BREAKS: set[str] = set()
 
 LIMITS = {
-    "modules": 422, "one_importer": 81, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
-    "lines": 96000, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
+    "modules": 426, "one_importer": 83, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
+    "lines": 98600, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
     "restore_files": 32, "predict_calls": 55, "predict_files": 7, "save_segment_opens": 1, "save_manifest_reads": 1,
     "restore_segment_opens": 1, "restore_manifest_reads": 1, "save_classes": 33, "restore_classes": 26,
 }  # fmt: skip
 
 
-def test_every_part_has_a_layer() -> None:
-    parts = {structure.part_of(module) for module in structure.Tree.read(structure.TREE).parsed}
+@pytest.fixture(scope="module")
+def tree() -> structure.Tree:
+    return structure.Tree.read(structure.TREE)
+
+
+def test_every_part_has_a_layer(tree: structure.Tree) -> None:
+    parts = {structure.part_of(module) for module in tree.parsed}
     assert parts <= {part for layer in structure.LAYERS for part in layer.split()}, "say its layer in structure.LAYERS"
 
 
-def test_dependencies_point_downward_only() -> None:
-    lines = structure.layer_breaks(structure.Tree.read(structure.TREE))
+def test_dependencies_point_downward_only(tree: structure.Tree) -> None:
+    lines = structure.layer_breaks(tree)
     pairs = {line: re.sub(r":\d+", "", line) for line in lines}
     assert [line for line in lines if pairs[line] not in KNOWN_LAYER_BREAKS] == [], "these point upward or sideways"
     assert KNOWN_LAYER_BREAKS - set(pairs.values()) == set(), "these are gone: remove them from KNOWN_LAYER_BREAKS"
