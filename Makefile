@@ -22,6 +22,8 @@ PIP := $(ALONE) $(BIN)/python -m pip --disable-pip-version-check install -c cons
 # Shows what pip is doing, one line at a time: an installation that takes minutes must not look as if it hangs.
 SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
 PYTEST := $(BIN)/python -m pytest
+# Exit code 1: tests have failed. They are repeated alone, and named whatever comes of it.
+RUN_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS) || { test $$? = 1 && $(BIN)/python tests/repeat_failed.py; }
 EXTENSION_SOURCES := CMakeLists.txt deploy/charts/CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
 .PHONY: FORCE help demo test check format test-core test-arm64 test-python test-slow wheel fuzz mutants structure docs docs-images servers bench clean distclean
@@ -35,7 +37,7 @@ demo: $(VENV)/.package ## Run the live loop for a minute and write a report; ARG
 # Side by side, because mypy, pip and apt keep one processor busy at most.
 test: ## Run everything that CI runs: check, test-core and the Python tests
 	@$(MAKE) --no-print-directory -j2 check test-core servers
-	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(RUN_TESTS)
 
 check: $(VENV)/.extension ## Run ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
@@ -54,7 +56,7 @@ test-arm64: $(VENV)/.tools ## Run the C++ tests for aarch64 under qemu-user; nee
 	$(call run_arm64_tests,build/arm64)
 
 test-python: $(VENV)/.extension servers ## Run the Python tests; ARGS are for pytest, as in ARGS="-k save"
-	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(RUN_TESTS)
 
 test-slow: $(VENV)/.extension fuzz ## Run the long campaigns: soak, crashes, corruption, fuzzing
 	$(PYTEST) -m slow $(ARGS)
@@ -85,7 +87,7 @@ docs-images: $(VENV)/.extension servers ## Make the screenshots and the plots of
 	$(BIN)/python benchmarks/collisions.py --plot docs/collisions.svg
 	$(if $(RATINGS),$(BIN)/python benchmarks/collisions.py --movielens $(RATINGS) --title MovieLens-1M --plot docs/collisions-movielens.svg)
 
-servers: ## Install ZooKeeper, Redis, Open MPI, iproute2 and Chromium (by apt, as root), Consul and Kafka (in .cache) for the tests
+servers: ## Install ZooKeeper, Redis, Open MPI, iproute2 and Chromium (by apt, as root), Consul, Prometheus and Kafka (in .cache) for the tests
 	@tests/servers/install.sh
 
 bench: $(VENV)/.extension ## Measure the table and its peers; ARGS=--quick for a short run

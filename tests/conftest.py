@@ -8,6 +8,7 @@ import signal
 import sys
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tls"]
@@ -46,3 +47,10 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector forget what imports made: tests that collect would look through all of torch each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Write down which tests have failed, for repeat_failed.py."""
+    reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+    if terminalreporter.config.cache is not None:
+        terminalreporter.config.cache.set("monolith/failed", sorted({report.nodeid for report in reports}))
