@@ -21,6 +21,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -28,6 +29,7 @@ from pydantic import Field, JsonValue
 from torch import nn
 
 from monolith.cli.options import named, read_yaml, set_field
+from monolith.cli.serve_replicas import live_status
 from monolith.config import Config
 from monolith.data import HistoryThenStream, StreamInput, start_after
 from monolith.data.sources.history import file_source_of, transformed_like
@@ -35,6 +37,7 @@ from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.estimator import Mode
+from monolith.urls import is_remote
 
 __all__ = ["JobConfig", "ModelJob", "RESTORE_FIELDS", "load_job", "run_flags"]
 
@@ -100,6 +103,11 @@ class ModelJob:
         run = self.config.run
         if self.estimator.trainer.restore() or run.warm_start_from is not None or untrained:
             return
+        if run.model_dir and not is_remote(run.model_dir) and live_status(Path(run.model_dir)) is not None:
+            raise ConfigError(
+                f"RunConfig.model_dir: the run in {run.model_dir!r} has saved nothing yet; save it with `monolith control save "
+                f"{run.model_dir}`, or wait for its first checkpoint"
+            )
         where = f"{run.model_dir!r} has no checkpoint" if run.model_dir else "none is given"
         raise ConfigError(
             f"RunConfig.model_dir: {where}, so the model was never trained; check the path, train it first, or pass --untrained "

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from monolith.cli.options import Json
+from monolith.cli.serve_replicas import live_status
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.streams import FolderStream, Records, Stream, StreamReader, open_stream
 
@@ -107,7 +108,8 @@ def info(
     """Print the partitions of a stream.
 
     For each partition: the offsets of its oldest and its next record, their times, bytes (of a folder), and with --run the next
-    offset of the run, from its newest saved state, and how many records it is behind.
+    offset in the newest saved state of the run, and how many records come after that. A run that goes on has read further than it
+    has saved: how far it is behind now is in the last line.
     """
     found = open_stream(url, settings=_parsed(settings))
     sizes = found.sizes() if isinstance(found, FolderStream) else {}
@@ -118,12 +120,20 @@ def info(
         row |= _times(found, name, start, end)
         if positions is not None:
             at = positions.get(name)
-            row |= {"run": at, "behind": None if at is None else max(0, end - at)}
+            row |= {"saved": at, "after_saved": None if at is None else max(0, end - at)}
         rows.append(row)
+    live = None if run is None else live_status(run)
     if as_json:
-        _write_line({"stream": found.url, "partitions": rows})
-    else:
-        _print_table(rows, title=found.url)
+        now = (
+            {}
+            if run is None
+            else {"run": live and {name: live[name] for name in ("state", "lag_records", "lag_seconds")}}
+        )
+        _write_line({"stream": found.url, "partitions": rows, **now})
+        return
+    _print_table(rows, title=found.url)
+    if live is not None and live["lag_records"] is not None:
+        _console().print(f"{run} is {live['state']}, and {live['lag_records']:,} records behind now")
 
 
 @stream.command()

@@ -233,6 +233,14 @@ def test_exit_codes(
     assert message in capsys.readouterr().err
 
 
+def test_a_run_that_goes_on_and_has_saved_nothing_is_to_be_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("monolith.cli.job.live_status", lambda folder: {"step": 3})
+    assert main(["export", "cli_job:Model", "--model-dir", "young"]) == 2
+    assert "'young' has saved nothing yet; save it with `monolith control save young`" in capsys.readouterr().err
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     script = "import sys; from monolith.cli import main; sys.exit(main())"
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -102,7 +102,9 @@ def test_reading_begins_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--from: expected start, end" in capsys.readouterr().err
 
 
-def test_the_lag_of_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_saved_position_of_a_run_is_shown_and_how_far_behind_it_is_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = open_stream(tmp_path / "clicks", partitions=2)
     with stream.writer() as writer:
         for number in range(10):
@@ -111,7 +113,15 @@ def test_the_lag_of_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture
     state = {"source": {"workers": [{"partitions": '{"clicks/0": [7, 2], "clicks/1": "start"}', "event_times": "{}"}]}}
     write_checkpoint(f"{run}/model.ckpt-5", state=state, step=5)
     (info,) = lines(capsys, "info", stream.url, "--run", str(run), "--json")
-    assert [(row["run"], row["behind"]) for row in info["partitions"]] == [(7, 3), (None, None)]  # type: ignore[attr-defined]
+    saved = [(row["saved"], row["after_saved"]) for row in info["partitions"]]  # type: ignore[attr-defined]
+    assert saved == [(7, 3), (None, None)]
+    assert info["run"] is None
+    live = {"state": "training", "lag_records": 1, "lag_seconds": 0.5, "step": 9}
+    monkeypatch.setattr("monolith.cli.stream.live_status", lambda folder: live if folder == run else None)
+    (info,) = lines(capsys, "info", stream.url, "--run", str(run), "--json")
+    assert info["run"] == {"state": "training", "lag_records": 1, "lag_seconds": 0.5}
+    assert main(["stream", "info", stream.url, "--run", str(run)]) == 0
+    assert "is training, and 1 records behind now" in " ".join(capsys.readouterr().out.split())
     assert main(["stream", "info", stream.url, "--run", str(tmp_path / "nothing")]) == 2
 
 
