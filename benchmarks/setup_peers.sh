@@ -15,10 +15,9 @@ fbgemm() {
 }
 fbgemm_import="from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen"
 
-# TFRA asks for "tensorflow", which is the same release with CUDA; the CPU build is enough.
+# TFRA's wheel does not load with tensorflow-cpu: it needs symbols of the CUDA build, which runs without a GPU.
 tfra() {
-  "$1" -m pip install -q tensorflow-cpu==2.16.2 tf-keras==2.16.0 &&
-    "$1" -m pip install -q --no-deps tensorflow-recommenders-addons==0.8.1
+  "$1" -m pip install -q tensorflow==2.16.2 tf-keras==2.16.0 tensorflow-recommenders-addons==0.8.1
 }
 tfra_import="import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import tensorflow_recommenders_addons"
 

@@ -37,7 +37,7 @@ class GrowingTfra:
     def __init__(self, dim: int, threads: int, room_for: int = 0) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-        self.versions = {"tensorflow-cpu": tf.__version__, "tensorflow-recommenders-addons": tfra.__version__}
+        self.versions = {"tensorflow": tf.__version__, "tensorflow-recommenders-addons": tfra.__version__}
         self.dim = dim
         self._room_for = room_for
         self.weights = self._table("weights", tf.random_uniform_initializer(-0.05, 0.05))
