@@ -132,7 +132,7 @@ FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setar
 
 # New inputs are kept in build/fuzz/corpus. A failing input is written to build/fuzz/: add it to core/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS := table_file framing record_parser messages admission requests
+FUZZ_TARGETS := table_file framing record_parser messages admission requests grpc
 CLANG := $(shell command -v clang++)
 define fuzz_core # $(1) = build folder, $(2) = compiler, $(3) = kind of build
 $(2) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \

@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
   init_admission(m);
   init_dense_executor(m);
   init_executor(m);
+  init_grpc(m);
   init_hash(m);
   init_http(m);
   init_infer(m);

@@ -7,6 +7,7 @@ void init_bias(nanobind::module_& m);
 void init_dense_executor(nanobind::module_& m);
 void init_errors(nanobind::module_& m);
 void init_executor(nanobind::module_& m);
+void init_grpc(nanobind::module_& m);
 void init_http(nanobind::module_& m);
 void init_infer(nanobind::module_& m);
 void init_hash(nanobind::module_& m);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../tests/hand_written_message.h"
+#include "../tests/http2_client.h"
 #include "fuzz.h"
 #include "monolith/admission.h"
 #include "monolith/framing.h"
@@ -193,6 +194,27 @@ void requests(const std::filesystem::path& folder) {
   write_one("post", 2, 0, bytes("POST /v2/models/m/infer HTTP/1.1\r\nHost: a:1\r\nConnection: Keep-Alive\r\nContent-Length: 2\r\n\r\n{}"));
 }
 
+void connections(const std::filesystem::path& folder) {
+  const auto write_one = [&](const char* name, std::uint8_t choices, const std::string& frames) {
+    const std::string bytes = http2::kPreface + frames;
+    Bytes input{choices, 50};
+    input.insert(input.end(), bytes.begin(), bytes.end());
+    write(folder / name, input);
+  };
+  using namespace http2;
+  const std::string settings = frame(kSettings, 0, 0, setting(4, 20)), head = block(usual_fields());
+  write_one("calls", 1, settings + call(1, "one") + call(3, std::string(500, 'm')) + frame(kWindowUpdate, 0, 3, u32(600)) + call(5, ""));
+  write_one("failures", 2, settings + call(1, "one") + frame(kHeaders, kEndHeaders | kEndStream, 3, head));
+  write_one("parts", 5, settings + frame(kHeaders, kPadded | kHasPriority, 1, std::string("\2\0\0\0\0\0", 6) + head.substr(0, 9) + "xx") +
+                            frame(kContinuation, kEndHeaders, 1, head.substr(9)) + frame(kData, kPadded, 1, "\1" + framed("parts").substr(0, 6) + "x") +
+                            frame(kData, 0, 1, framed("parts").substr(6)) + frame(kHeaders, kEndHeaders | kEndStream, 1, block({{"a", "b"}})));
+  write_one("others", 9, settings + frame(kPing, 0, 0, "12345678") + call(1, "") + frame(kPriority, 0, 3, "12345") + frame(kReset, 0, 1, u32(8)) +
+                             frame(kGoAway, 0, 0, u32(0) + u32(0)) + frame(kSettings, kAck, 0) + frame(99, 0, 0, "extension"));
+  // Huffman codes and the table: RFC 7541, C.4, and a size of the table.
+  const std::string coded = "\x20\x3f\xe1\x1f\x82\x86\x84\x41\x8c\xf1\xe3\xc2\xe5\xf2\x3a\x6b\xa0\xab\x90\xf4\xff\xbe";
+  write_one("table", 0, settings + frame(kHeaders, kEndHeaders | kEndStream, 1, coded));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -204,5 +226,6 @@ int main(int argc, char** argv) {
   messages(folder / "messages");
   filters(folder / "admission");
   requests(folder / "requests");
+  connections(folder / "grpc");
   return 0;
 }
