@@ -150,7 +150,7 @@ def test_the_base_trains_exports_and_predicts(tmp_path: Path) -> None:
 
 
 MISSING = {
-    "serve": "from monolith.serve.server.grpc import _grpc as use",
+    "serve": "from monolith.serve.server.listener import require_packages as use",
     "kafka": "from monolith.streams import open_stream\ndef use(): open_stream('kafka://localhost:1/clicks')",
     "redis": "from monolith.streams import open_stream\ndef use(): open_stream('redis://localhost:1/0/clicks')",
     "tensorboard": "from monolith.train.hooks.inspection import write_evaluation\ndef use(): write_evaluation('x', {}, 1)",

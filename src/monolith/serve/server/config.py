@@ -49,7 +49,7 @@ class ServingConfig(Config):
     max_queue: Annotated[int, Field(ge=0)] = 128
     """Requests that may wait for their turn. Further ones are refused at once, so that those accepted keep their latency."""
     max_connections: Annotated[int, Field(gt=0)] = 1024
-    """Open HTTP connections. Requests on further ones are refused."""
+    """Open connections of HTTP, and as many of gRPC. Requests on further ones are refused."""
     deadline_secs: Annotated[float, Field(gt=0, le=86400)] = 10.0
     """Seconds that a request may take from its arrival if it states no deadline, and at most if it does."""
     max_batch_rows: Annotated[int, Field(ge=0)] = 0

@@ -6,27 +6,18 @@ import asyncio
 import base64
 import binascii
 import hmac
-import logging
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote
 
-from monolith.errors import (
-    AuthenticationError,
-    DeadlineExceededError,
-    ModelNotFoundError,
-    OverloadedError,
-    ProtocolError,
-    UnavailableError,
-)
+from monolith.errors import AuthenticationError, ModelNotFoundError, ProtocolError
 from monolith.optional_packages import import_extra
 from monolith.serve.server.failures import failure_of
 from monolith.serve.server.handler import Handler, PendingAnswer, failure_response, http_json
 from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
+from monolith.serve.server.scheduling import INLINE_BYTES, PredictionScheduler
 from monolith.transport.tokens import reveal
 
 if TYPE_CHECKING:
@@ -34,13 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpApp"]
 
-_log = logging.getLogger(__name__)
-_INLINE_BYTES = 1 << 16
-_INLINE_SECONDS = 0.002
-"""A request up to this size, of a model that usually takes up to this long, is answered in the thread of the event loop: a pool
-would take longer to hand it over. All others are answered in the pool, so that the loop stays free."""
-_RUNS_PER_ITERATION = 8
-"""With one, a server that refuses many requests answers fewer: each iteration also refuses all that have come."""
 _MAX_TARGETS = 1024
 _PUBLIC = {"/v2/health/live", "/v2/health/ready"}
 
@@ -57,31 +41,38 @@ class _Target:
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Turns:
-    """Lets a few small requests run per iteration of the event loop, so that it reads and refuses others in between."""
+class _Prediction:
+    """A request for predictions over HTTP."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._taken = 0
+    __slots__ = ("_handler", "_request", "_target", "deadline", "is_small", "model")
 
-    def take(self, run: Callable[[], None]) -> None:
-        """Call `run` now or in a later iteration. It must not raise."""
-        if not self._taken:
-            asyncio.get_running_loop().call_soon(self._next)
-        if self._taken >= _RUNS_PER_ITERATION:
-            self._waiting.append(run)
-        else:
-            self._taken += 1
-            run()
+    def __init__(self, handler: Handler, target: _Target, request: IncomingRequest) -> None:
+        self._handler, self._target, self._request = handler, target, request
+        self.model, self.is_small = target.model, len(request.body) <= INLINE_BYTES
+        self.deadline = request.arrived + handler.config.deadline_secs
 
-    def _next(self) -> None:
-        """Begin another iteration: those that have waited longest run in it."""
-        self._taken = 0
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-        while self._waiting and self._taken < _RUNS_PER_ITERATION:
-            self._taken += 1
-            self._waiting.popleft()()
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._request.is_abandoned
+
+    def answer(self) -> HttpResponse:
+        """Read the request and predict."""
+        target, request = self._target, self._request
+        return self._handler.infer_http(
+            target.model, target.version, request.headers, request.body, arrived=request.arrived
+        )
+
+    def failed(self, error: Exception) -> HttpResponse:
+        """Return the answer to a request that was not predicted."""
+        exchange = PendingAnswer("http-json", self._request.arrived, self.model)
+        response = self._handler.failed_http(exchange, error)
+        self._handler.observe(exchange)
+        return response
+
+    def respond(self, answer: HttpResponse) -> None:
+        """Send the answer."""
+        self._request.respond(answer)
 
 
 class HttpApp:
@@ -94,12 +85,11 @@ class HttpApp:
     """
 
     def __init__(self, handler: Handler, pool: Executor, routes: Sequence[HttpRoute] = ()) -> None:
-        self._handler, self._pool, self._routes = handler, pool, tuple(routes)
+        self._handler, self._routes = handler, tuple(routes)
+        self._scheduler = PredictionScheduler(handler, pool)
         self._config = handler.config
         token = reveal(self._config.token)
         self._token = None if token is None else token.encode()
-        self._turns = _Turns()
-        self._usual_seconds: dict[str, float] = {}
         self._targets: dict[bytes, _Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -120,7 +110,7 @@ class HttpApp:
         try:
             target = self._target(request.url)
             if target.kind == "infer" and request.method == "POST":
-                self._infer(target, request)
+                self._scheduler.submit(_Prediction(self._handler, target, request))
             elif target.kind == "extra":
                 self._extra(target, request)
             else:
@@ -161,98 +151,6 @@ class HttpApp:
             ready = handler.model_ready(*_model_and_version(parts[:-1]))
             return http_json({"ready": ready}, 200 if ready else 503)
         return http_json(handler.model_metadata(*_model_and_version(parts)))
-
-    # Predictions
-
-    def _infer(self, target: _Target, request: IncomingRequest) -> None:
-        handler = self._handler
-        try:
-            handler.admission.admit()
-        except (OverloadedError, UnavailableError) as error:
-            request.respond(self._failed(target, request, error))
-            return
-        quick = self._usual_seconds.get(target.model, 0.0) <= _INLINE_SECONDS and len(request.body) <= _INLINE_BYTES
-        if quick and not handler.batches:
-            self._turns.take(lambda: self._run(target, request))
-        else:
-            self._run_in_pool(target, request)
-
-    def _run(self, target: _Target, request: IncomingRequest) -> None:
-        """Answer an admitted request in this thread, if one more may run."""
-        admission = self._handler.admission
-        if not request.is_abandoned and not admission.try_start():
-            self._run_in_pool(target, request)
-            return
-        try:
-            if not request.is_abandoned:
-                request.respond(self._answer(target, request))
-        except Exception as error:
-            request.respond(failure_response(failure_of(error)))
-        finally:
-            admission.leave()
-
-    def _run_in_pool(self, target: _Target, request: IncomingRequest) -> None:
-        loop = asyncio.get_running_loop()
-
-        def finish(response: HttpResponse) -> None:
-            try:
-                request.respond(response)
-            finally:
-                self._handler.admission.leave()
-
-        def run() -> None:
-            try:
-                response = self._in_turn(target, request)
-            except Exception as error:
-                response = failure_response(failure_of(error))
-            try:
-                loop.call_soon_threadsafe(finish, response)
-            except RuntimeError:  # the server did not wait for this answer any longer
-                self._handler.admission.leave()
-                _log.warning("an answer came after the server had stopped, and was not sent")
-
-        try:
-            self._pool.submit(run)
-        except RuntimeError:  # the pool has ended
-            finish(self._failed(target, request, UnavailableError("the server is stopping; ask another one")))
-
-    def _in_turn(self, target: _Target, request: IncomingRequest) -> HttpResponse:
-        """Answer in a thread of the pool, when its turn has come."""
-        handler = self._handler
-        if handler.batches:  # takes a turn for all requests that are predicted together
-            return self._handled(target, request)
-        try:
-            handler.admission.start(request.arrived + self._config.deadline_secs)
-        except DeadlineExceededError as error:
-            return self._failed(target, request, error)
-        return self._answer(target, request)
-
-    def _answer(self, target: _Target, request: IncomingRequest) -> HttpResponse:
-        """Answer a request that has started."""
-        started = time.perf_counter()
-        try:
-            return self._handled(target, request)
-        finally:
-            self._handler.admission.finish()
-            model = target.model
-            if len(request.body) <= _INLINE_BYTES and (
-                model in self._usual_seconds or self._handler.repository.ready(model)
-            ):
-                # The names that clients ask for are not kept unless there is such a model: they could be any number.
-                usual = self._usual_seconds.get(model, 0.0)
-                self._usual_seconds[model] = usual + 0.05 * (min(time.perf_counter() - started, 1.0) - usual)
-
-    def _handled(self, target: _Target, request: IncomingRequest) -> HttpResponse:
-        return self._handler.infer_http(
-            target.model, target.version, request.headers, request.body, arrived=request.arrived
-        )
-
-    def _failed(self, target: _Target, request: IncomingRequest, error: Exception) -> HttpResponse:
-        """Return the answer to a request that was not predicted, which observers hear of."""
-        exchange = PendingAnswer("http-json", request.arrived, target.model)
-        response = self._handler.failed_http(exchange, error)
-        self._handler.observe(exchange)
-        return response
 
     # The token
 

@@ -23,6 +23,7 @@ from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.failures import failure_of
 from monolith.serve.server.handler import failure_response
 from monolith.serve.server.http import HttpResponse
+from monolith.serve.server.listener import LINGER_SECONDS
 
 __all__ = ["HttpApplication", "HttpConnection", "IncomingRequest", "OpenConnections", "encode_head"]
 
@@ -33,8 +34,6 @@ HEAD_SECONDS = 30.0
 """How long the request line and headers may take, from the first byte, or from the connection."""
 IDLE_SECONDS = 75.0
 """How long a connection may be idle between requests, or its client not read an answer."""
-LINGER_SECONDS = 5.0
-"""How long a connection that is closed early is still read, so that the client gets to see why instead of a reset."""
 _COPIED_BYTES = 1 << 16
 """A body up to this size is copied behind its head, which is quicker than sending two buffers."""
 _SPARE_CONNECTIONS = 128
@@ -103,6 +102,10 @@ class OpenConnections:
     """Bytes of bodies that are held, of all connections together."""
     stopping: bool = False
     date: str = field(default_factory=lambda: _date_line())
+
+    def accept(self) -> HttpConnection:
+        """Return what reads the next connection."""
+        return HttpConnection(self)
 
     def sweep(self, now: float) -> None:
         """Close connections that have waited too long for their client, and set the date of answers. Called every second."""

@@ -17,11 +17,13 @@ from monolith.process_bound import ProcessBound
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
 from monolith.serve.server.config import ServingConfig
-from monolith.serve.server.grpc import GrpcListener
+from monolith.serve.server.grpc_app import GrpcApp
+from monolith.serve.server.grpc_connection import OpenGrpcConnections
 from monolith.serve.server.handler import Handler
 from monolith.serve.server.http import HttpRoute
 from monolith.serve.server.http_app import HttpApp
-from monolith.serve.server.http_listener import HttpListener, require_packages
+from monolith.serve.server.http_connection import OpenConnections
+from monolith.serve.server.listener import Listener, require_packages
 from monolith.serve.server.routing import Observer, Router
 from monolith.transport.server import read_pem, require_safe, short_switch_interval
 
@@ -82,8 +84,8 @@ class ModelServer:
         self._running = contextlib.ExitStack()
         self.handler = Handler(repository, self.config, router=router, observers=observers, assigns_ids=assigns_ids)
         self.handler.warm = False
-        self._http: HttpListener | None = None
-        self._grpc: GrpcListener | None = None
+        self._http: Listener | None = None
+        self._grpc: Listener | None = None
         capacity = self.config.max_concurrency + self.config.max_queue
         self._pool = ThreadPoolExecutor(
             min(64, capacity) if self.handler.batches else self.config.max_concurrency,
@@ -97,11 +99,14 @@ class ModelServer:
 
     def _start(self, extra_routes: Sequence[HttpRoute]) -> None:
         self._running.enter_context(short_switch_interval())
-        if self.config.http_port is not None:
-            self._http = HttpListener(HttpApp(self.handler, self._pool, extra_routes), self.config)
-        if self.config.grpc_port is not None:
-            self._grpc = GrpcListener(self.handler, self.config)
-        repository = self.handler.repository
+        config, handler = self.config, self.handler
+        if config.http_port is not None:
+            http = OpenConnections(application=HttpApp(handler, self._pool, extra_routes), config=config)
+            self._http = Listener(http, config, config.http_port, "http")
+        if config.grpc_port is not None:
+            grpc = OpenGrpcConnections(application=GrpcApp(handler, self._pool), config=config)
+            self._grpc = Listener(grpc, config, config.grpc_port, "grpc", alpn="h2")
+        repository = handler.repository
         for name in repository.names():
             for version in repository.versions(name):
                 with repository.hold(name, version) as replica:

@@ -8,7 +8,7 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.proto import open_inference_pb2 as messages
-from monolith.serve.server.grpc import CONTENTS, decode_message
+from monolith.serve.server.grpc_messages import CONTENTS, decode_message
 from monolith.serve.server.tensors import DATATYPES, from_elements, from_raw, join_strings, to_raw
 
 WHOLE = [name for name in DATATYPES if "INT" in name]

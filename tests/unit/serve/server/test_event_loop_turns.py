@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from monolith.serve.server.http_app import _RUNS_PER_ITERATION, _Turns
+from monolith.serve.server.scheduling import RUNS_PER_ITERATION, Turns
 
 
 def test_a_few_requests_run_per_iteration_in_the_order_they_came() -> None:
     async def scenario() -> tuple[list[int], list[int]]:
-        turns, order, iterations = _Turns(), [], []
-        count, iteration = 5 * _RUNS_PER_ITERATION, 0
+        turns, order, iterations = Turns(), [], []
+        count, iteration = 5 * RUNS_PER_ITERATION, 0
 
         def run(number: int) -> None:
             order.append(number)
@@ -23,14 +23,14 @@ def test_a_few_requests_run_per_iteration_in_the_order_they_came() -> None:
         return order, iterations
 
     order, iterations = asyncio.run(scenario())
-    assert order == list(range(5 * _RUNS_PER_ITERATION))
-    assert max(iterations.count(one) for one in set(iterations)) == _RUNS_PER_ITERATION
+    assert order == list(range(5 * RUNS_PER_ITERATION))
+    assert max(iterations.count(one) for one in set(iterations)) == RUNS_PER_ITERATION
 
 
 def test_one_that_comes_later_does_not_overtake_those_that_wait() -> None:
     async def scenario() -> list[int]:
-        turns, order = _Turns(), []
-        for number in range(2 * _RUNS_PER_ITERATION):
+        turns, order = Turns(), []
+        for number in range(2 * RUNS_PER_ITERATION):
             turns.take(lambda number=number: order.append(number))
         await asyncio.sleep(0)
         turns.take(lambda: order.append(-1))
@@ -38,4 +38,4 @@ def test_one_that_comes_later_does_not_overtake_those_that_wait() -> None:
             await asyncio.sleep(0)
         return order
 
-    assert asyncio.run(scenario()) == [*range(2 * _RUNS_PER_ITERATION), -1]
+    assert asyncio.run(scenario()) == [*range(2 * RUNS_PER_ITERATION), -1]

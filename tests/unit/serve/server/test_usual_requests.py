@@ -19,7 +19,7 @@ from monolith.errors import MonolithError
 from monolith.proto import open_inference_pb2 as messages
 from monolith.serve.server import protocol
 from monolith.serve.server.config import ServingConfig
-from monolith.serve.server.grpc import decode_message, read_infer_message
+from monolith.serve.server.grpc_messages import decode_message, read_infer_message
 from monolith.serve.server.http import HttpResponse
 from monolith.serve.server.http_connection import HttpConnection, IncomingRequest, OpenConnections
 from monolith.serve.server.protocol import InferRequest, decode_infer

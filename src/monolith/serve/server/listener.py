@@ -1,4 +1,4 @@
-"""`HttpListener`: an event loop in a thread that accepts the connections of HTTP."""
+"""`Listener`: an event loop in a thread that accepts the connections of one protocol."""
 
 from __future__ import annotations
 
@@ -7,27 +7,57 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Collection
+from typing import Protocol
 
 from monolith.errors import ConfigError, StorageError
 from monolith.optional_packages import import_extra
 from monolith.serve.server.config import ServingConfig
-from monolith.serve.server.http_connection import HttpApplication, HttpConnection, OpenConnections
 
-__all__ = ["HttpListener", "listening_socket", "require_packages"]
+__all__ = ["Connection", "Connections", "LINGER_SECONDS", "Listener", "listening_socket", "require_packages"]
 
+LINGER_SECONDS = 5.0
+"""How long a connection that is closed early is still read, so that the client gets to see why instead of a reset."""
 _BACKLOG = 2048
 _HANDSHAKE_SECONDS = 30.0
 
 
+class Connection(Protocol):
+    """One connection."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being read or answered."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+
+class Connections(Protocol):
+    """All connections of a listener. Used in the thread of its event loop."""
+
+    @property
+    def open(self) -> Collection[Connection]:
+        """Those that are not closed."""
+
+    def accept(self) -> asyncio.Protocol:
+        """Return what reads the next connection."""
+
+    def sweep(self, now: float) -> None:
+        """Close connections that have waited too long for their client. Called every second or more often."""
+
+    def stop(self) -> None:
+        """Close connections without a request, and the others after it."""
+
+
 def require_packages() -> None:
     """Raise `MissingPackageError` if a package of the extra `serve` is not installed."""
-    import_extra("grpc", extra="serve", purpose="serving")
     import_extra("httptools", extra="serve", purpose="serving")
     import_extra("uvloop", extra="serve", purpose="serving")
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
+def listening_socket(host: str, port: int, name: str) -> socket.socket:
+    """Return a socket that is bound to an address. An error names the option of the port, `name`.
 
     Raises:
         StorageError: the operating system refused it.
@@ -44,29 +74,38 @@ def listening_socket(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise StorageError(f"http_port: cannot listen on {host}:{port}: {error.strerror}") from error
+        raise StorageError(f"{name}: cannot listen on {host}:{port}: {error.strerror}") from error
     return bound
 
 
-class HttpListener:
-    """Serves an application until `close`. It has started when the constructor returns."""
+class Listener:
+    """Serves connections until `close`. It has started when the constructor returns.
 
-    def __init__(self, application: HttpApplication, config: ServingConfig) -> None:
+    Args:
+        connections: Reads and answers them.
+        config: Where to listen, and TLS.
+        port: The port. 0 takes a free one.
+        protocol: The name of the protocol, as in the option of its port.
+        alpn: How TLS calls it, if clients ask for it.
+    """
+
+    def __init__(
+        self, connections: Connections, config: ServingConfig, port: int, protocol: str, *, alpn: str | None = None
+    ) -> None:
         require_packages()
-        assert config.http_port is not None
-        self._tls = _tls_context(config)
-        self._socket = listening_socket(config.host, config.http_port)
+        self._tls = _tls_context(config, alpn)
+        self._connections = connections
+        self._socket = listening_socket(config.host, port, f"{protocol}_port")
         self.port: int = self._socket.getsockname()[1]
         # Waiting clients are noticed by the second, and earlier if requests may take less.
         self._sweep_secs = min(1.0, max(0.05, config.deadline_secs / 4))
-        self._shared = OpenConnections(application=application, config=config)
         self._failures: list[BaseException] = []
         self._started = threading.Event()
         self._stop_asked: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._grace = 0.0
         self._clean = False
-        self._thread = threading.Thread(target=self._run, name="monolith-http", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"monolith-{protocol}", daemon=True)
         self._thread.start()
         self._started.wait()
         if self._failures:
@@ -88,7 +127,7 @@ class HttpListener:
         loop = self._loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         server = await loop.create_server(
-            lambda: HttpConnection(self._shared),
+            self._connections.accept,
             sock=self._socket,
             ssl=self._tls,
             ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
@@ -96,23 +135,23 @@ class HttpListener:
         )
         self._started.set()
         while not await _is_set(self._stop_asked, self._sweep_secs):
-            self._shared.sweep(time.monotonic())
+            self._connections.sweep(time.monotonic())
         server.close()
         self._clean = await self._drain(time.monotonic() + self._grace)
 
     async def _drain(self, end: float) -> bool:
         """Let requests finish that are being read or answered. Returns whether all did before `end`."""
-        shared = self._shared
-        shared.stop()
-        while any(connection.is_busy for connection in shared.open) and time.monotonic() < end:
+        connections = self._connections
+        connections.stop()
+        while any(connection.is_busy for connection in connections.open) and time.monotonic() < end:
             await asyncio.sleep(0.005)
-            shared.sweep(time.monotonic())
-        clean = not any(connection.is_busy for connection in shared.open)
-        shared.stop()
+            connections.sweep(time.monotonic())
+        clean = not any(connection.is_busy for connection in connections.open)
+        connections.stop()
         flushed = time.monotonic() + 1.0
-        while shared.open and time.monotonic() < flushed:  # the last answers are on their way
+        while connections.open and time.monotonic() < flushed:  # the last answers are on their way
             await asyncio.sleep(0.005)
-        for connection in tuple(shared.open):
+        for connection in tuple(connections.open):
             connection.abort()
         await asyncio.sleep(0)
         return clean
@@ -136,7 +175,7 @@ async def _is_set(event: asyncio.Event, timeout: float) -> bool:
     return True
 
 
-def _tls_context(config: ServingConfig) -> ssl.SSLContext | None:
+def _tls_context(config: ServingConfig, alpn: str | None) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -147,4 +186,6 @@ def _tls_context(config: ServingConfig) -> ssl.SSLContext | None:
         raise ConfigError(
             f"tls_cert: {config.tls_cert} and {config.tls_key} are not a certificate and its key: {error}"
         ) from None
+    if alpn is not None:
+        context.set_alpn_protocols([alpn])
     return context
