@@ -103,3 +103,41 @@ def test_a_writer_continues_an_index_that_was_cut(stream: FolderStream) -> None:
             writer.append(b"x" * 2000, timestamp=time_of(COUNT + 1))
     assert path.stat().st_size % 32 == 0
     assert stream.first_offset_at(time_of(COUNT + 1)) == {"events/0": COUNT}
+
+
+def test_an_entry_of_a_batch_that_is_being_written_hides_no_record(tmp_path: Path) -> None:
+    create_folder_stream(tmp_path / "events", 1, {"segment_bytes": str(1 << 20)})
+    stream = FolderStream(tmp_path / "events")
+    with stream.writer() as writer:
+        for number in range(5):  # each batch is long enough for an entry of its own
+            writer.append(b"%d" % number * 70_000)
+            writer.flush()
+    (segment,) = (tmp_path / "events" / "0").glob("*.segment")
+    *_, (last, _), _ = SegmentFile(segment.parent, 0).walk()  # behind it is the mark of the writer that closed it
+    os.truncate(segment, last + 100)
+    assert stream.bounds() == {"events/0": (0, 4)}
+    found = stream.last("events/0")
+    assert found is not None
+    assert list(found.offsets) == [3]
+    with stream.reader() as reader:
+        reader.assign({"events/0": 4})
+        assert reader.poll(1, 0) == []
+        assert reader.ends() == {"events/0": 4}
+
+
+def test_the_last_record_is_found_before_a_batch_that_is_not_whole(tmp_path: Path) -> None:
+    create_folder_stream(tmp_path / "events", 1)
+    stream = FolderStream(tmp_path / "events")
+    with stream.writer() as writer:
+        for number in range(3):
+            writer.append(b"%d" % number * 70_000)
+            writer.flush()
+    (segment,) = (tmp_path / "events" / "0").glob("*.segment")
+    *_, (last, header), _ = SegmentFile(segment.parent, 0).walk()
+    with segment.open("r+b") as file:  # as long as it will be, but for the system still on its way
+        file.seek(last + header.size - 10_000)
+        file.write(bytes(10_000))
+        file.truncate()
+    found = stream.last("events/0")
+    assert found is not None
+    assert list(found.offsets) == [1]

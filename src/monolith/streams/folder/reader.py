@@ -339,15 +339,14 @@ def last_records(name: str, folder: Path) -> Records | None:
             segment = SegmentFile(folder, base)
         except SegmentRemovedError:
             return None
-        # The last one may not be complete yet, or never will be.
-        newest = deque(
-            ((at, header) for at, header in segment.walk(segment.place_of(LAST_OFFSET)) if header.count), maxlen=2
-        )
-        for at, header in reversed(newest):
-            data = segment.read(at, header.size)
-            if header.body_is_sound(data):
-                columns = decode_batch(header, data, 0, f"{segment.path}: batch at byte {at}")
-                return _joined(name, [columns.part(header.count - 1, header.count)])
+        # The last one may not be whole yet, or never will be, and be the only one behind the place that the index knows.
+        for begin in (segment.place_of(LAST_OFFSET), SEGMENT_HEADER):
+            newest = deque(((at, header) for at, header in segment.walk(begin) if header.count), maxlen=2)
+            for at, header in reversed(newest):
+                data = segment.read(at, header.size)
+                if header.body_is_sound(data):
+                    columns = decode_batch(header, data, 0, f"{segment.path}: batch at byte {at}")
+                    return _joined(name, [columns.part(header.count - 1, header.count)])
     return None
 
 

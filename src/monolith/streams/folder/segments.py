@@ -126,9 +126,11 @@ class SegmentFile:
         return self._first_sound(SegmentIndex(self.path).before_time(timestamp))
 
     def _first_sound(self, places: list[tuple[int, int]]) -> int:
+        size = self.size()
         for offset, at in places:
             header = self.batch_at(at)
-            if header is not None and header.first_offset == offset:
+            # An entry is there before its batch is. From one that is not complete, `walk` would not see those before it either.
+            if header is not None and header.first_offset == offset and at + header.size <= size:
                 return at
         return SEGMENT_HEADER
 
