@@ -7,10 +7,12 @@ launch`: `MONOLITH_CAMPAIGN_KILLS=50 pytest -m slow tests/fault/test_loop_kills.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
 import time
+from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from monolith.streams import open_stream
 from monolith.testing.servers import free_ports
 from real_servers import until
 
+_log = logging.getLogger(__name__)
 SLOW_KILLS = int(os.environ.get("MONOLITH_CAMPAIGN_KILLS", "10"))
 
 
@@ -66,26 +69,43 @@ class LaunchedLoop:
         options = ("--restarts", "10000", "--liveness", soon, "--grace", "60")
         self.launch = Launch(folder, *options, "loop.yaml", environment=environment)
         self.folder, self.client = folder, Client(f"127.0.0.1:{port}", timeout=10.0)
+        self.faults: Counter[str] = Counter()
+        """What was done, by part and fault."""
+        self._killed: set[int] = set()
 
     def close(self) -> None:
         self.client.close()
         self.launch.close()
 
     def running(self, part: str) -> int | None:
-        """The process of a part, if it is alive."""
+        """The process of a part, if it is alive and was not killed a moment ago."""
         pids = self.launch.pids(part)
-        return pids[-1] if pids and is_alive(pids[-1]) else None
+        return pids[-1] if pids and pids[-1] not in self._killed and is_alive(pids[-1]) else None
 
     def hurt(self, part: str, fault: str, draw: random.Random) -> None:
-        until(lambda: self.running(part) is not None, seconds=240)
+        until(lambda: self._hurt_what_runs(part, fault, draw.uniform(0.05, 0.5)), seconds=240)
+        self.faults[f"{part} {fault}"] += 1
+
+    def _hurt_what_runs(self, part: str, fault: str, seconds: float) -> bool:
+        """Returns whether there was a process, which had not just ended by itself."""
         pid = self.running(part)
-        assert pid is not None
-        if fault == "killed":
-            os.kill(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(draw.uniform(0.05, 0.5))
-            os.kill(pid, signal.SIGCONT)
+        if pid is None:
+            return False
+        try:
+            if fault == "killed":
+                os.kill(pid, signal.SIGKILL)
+                self._killed.add(pid)
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(seconds)
+                os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def ended(self) -> Counter[str]:
+        """How often each part has ended without being killed."""
+        return Counter({part: len(self.launch.pids(part)) - 1 - self.faults[f"{part} killed"] for part in PARTS})
 
 
 @pytest.mark.slow
@@ -100,4 +120,11 @@ def test_a_launched_loop_counts_each_impression_once_although_parts_are_killed_a
             time.sleep(draw.uniform(0.0, 2.0))
         (tmp_path / "enough").touch()
         until(lambda: (tmp_path / "written").exists(), seconds=240)
-        require_trained_once(loop.client, np.arange(int((tmp_path / "written").read_text())))
+        written = int((tmp_path / "written").read_text())
+        require_trained_once(loop.client, np.arange(written))
+        _log.info(
+            "%d impressions; %s; parts that ended by themselves: %s",
+            written,
+            dict(sorted(loop.faults.items())),
+            dict(loop.ended()),
+        )

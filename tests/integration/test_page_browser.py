@@ -70,7 +70,7 @@ def test_it_follows_the_server_and_says_when_it_stops(shown: Browser) -> None:
 
 
 def test_it_says_that_training_is_behind_although_the_replica_is_not(shown: Browser) -> None:
-    live = {"state": "training", "lag_records": 40, "lag_seconds": 0.2, "bad_records": 0}
+    live = {"answers": True, "state": "training", "lag_records": 40, "lag_seconds": 0.2, "bad_records": 0}
     log = {"segments": 1, "bytes": 9, "sequence": 7, "time": 0.0}
     run = {"path": "runs/clicks", "step": 7, "checkpoint": None, "log": log, "live": live}
     clock = Clock()
@@ -86,7 +86,11 @@ def test_it_says_that_training_is_behind_although_the_replica_is_not(shown: Brow
         assert "the lag grows" in shown.evaluate(said)
         live |= {"lag_records": 20_000, "lag_seconds": 7.0}
         shown.until(f"{said}.includes('it catches up')")
-        live |= {"lag_records": 0, "lag_seconds": 0.0}
+        run["live"] = {"answers": False, "problem": "it was killed"}
+        shown.until(f"{said}.includes('Training of runs/clicks does not answer')")
+        assert "it was 20,000 records behind" in shown.evaluate(said)
+        assert "it was killed" in shown.text()
+        run["live"] = live | {"lag_records": 0, "lag_seconds": 0.0}
         shown.until("document.getElementById('behind').hidden")
 
 

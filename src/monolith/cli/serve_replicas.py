@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -129,9 +128,14 @@ def over_shards(
 
 
 def live_status(model_dir: Path) -> Mapping[str, object] | None:
-    """Return what a run says about itself. None if it has ended, or does not answer."""
+    """Return what a run says about itself, or why it does not answer. None if none goes on: it has ended, or has not begun."""
+    from monolith.follow.run_service import service_address
     from monolith.train.control_server import ControlClient
 
-    with contextlib.suppress(MonolithError), ControlClient.of_run(str(model_dir), timeout=_ANSWER_SECS) as client:
-        return asdict(client.status())
-    return None
+    try:
+        if service_address(str(model_dir)) is None:
+            return None
+        with ControlClient.of_run(str(model_dir), timeout=_ANSWER_SECS) as client:
+            return {"answers": True, **asdict(client.status())}
+    except MonolithError as error:
+        return {"answers": False, "problem": str(error)}

@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from memory_stream import Clock
 
 from monolith.data import Column, StreamSource
 from monolith.errors import StreamGapError
 from monolith.streams import Stream
+from real_servers import until
 from stream_kinds import KINDS, StreamKind, kind_of_streams
 
 COLUMNS = [Column(name="id", shape=())]
@@ -81,6 +83,20 @@ def test_reading_begins_at_the_end(kind: StreamKind) -> None:
     other = StreamSource(stream, COLUMNS, batch_size=4, start="end", stop_when_idle_secs=0.2)
     other.load_state_dict(source.state_dict())
     assert sorted(ids(other)) == [10, 11, 12, 13]
+
+
+def test_lag_grows_while_the_trainer_takes_no_batch(kind: StreamKind) -> None:
+    stream, clock = kind.new(2), Clock(1000.0)
+    write(stream, range(10))
+    source = StreamSource(stream, COLUMNS, batch_size=4, max_wait_secs=0.0, clock=clock, stop_when_idle_secs=1.0)
+    batches = iter(source)
+    taken = len(next(batches)["id"])  # type: ignore[arg-type]
+    write(stream, range(10, 30))
+    clock.seconds += 60.0  # that the step takes
+    counted = 2 if kind.name == "redis" else 30 - taken
+    # A slow machine may not have the answer in time for the first who asks.
+    until(lambda: source.lag().records == counted)
+    batches.close()  # type: ignore[attr-defined]
 
 
 def test_a_gap_is_an_error_or_skipped(kind: StreamKind) -> None:

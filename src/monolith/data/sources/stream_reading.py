@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from monolith.data.sources.dead_letters import DeadLetters
 from monolith.data.sources.event_times import EventTimes
 from monolith.data.sources.source import Column
 from monolith.data.transforms.rows import numbers_of, select_rows
-from monolith.errors import StreamGapError, UnavailableError
+from monolith.errors import MonolithError, StreamGapError, UnavailableError
 from monolith.features import Batch, num_rows
 from monolith.streams import END, START, Records, Stream
 from monolith.streams.stream import Offset
@@ -39,6 +40,10 @@ _POLL_SECS = 1.0
 _QUIET_SECS = 30.0
 """A read with an end waits so long for records that should be there. A broker may have removed the last of them."""
 _ENDS_SECS = 0.2
+_OLD_ENDS_SECS = 2 * _POLL_SECS
+"""Ends are older than this only if nothing is polled, because no batch is taken."""
+_ANSWER_SECS = 0.2
+"""So long a caller waits for ends that have to be asked for. What is known later is for the next one."""
 _MOST_RECORDS = 4096
 
 
@@ -82,6 +87,36 @@ class _Stretch:
     first: int
     row: int
     rows: int
+
+
+class _Ends:
+    """Asks a stream for its ends in a thread, so that a broker that is away delays no caller for long."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self._known: dict[str, int] = {}
+
+    def ask(self) -> dict[str, int]:
+        """Return the ends of all partitions, those of an earlier question if there is no answer in time."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._ask, name="ends of a stream", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        thread.join(_ANSWER_SECS)
+        return self._known
+
+    def _ask(self) -> None:
+        try:
+            self._known = {name: end for name, (_, end) in self._stream.bounds().items()}
+            self._failed = False
+        except MonolithError as error:
+            if not self._failed:
+                _log.warning("%s: its lag is at least what was known before: %s", self._stream.url, error)
+            self._failed = True
 
 
 class StreamReading:
@@ -129,8 +164,9 @@ class StreamReading:
         self.late = self.lost = 0
         self.places: dict[str, Place] = dict(places)
         """Where reading continues after the batch that was handed out last."""
-        self.ends: dict[str, int] = {}
-        """The ends of the partitions, as known a moment ago."""
+        self._ends: dict[str, int] = {}
+        self._ends_at = -_OLD_ENDS_SECS
+        self._asked_ends = _Ends(stream)
         self._stops = None if stops is None else dict(stops)
         self.reader = stream.reader()
         try:
@@ -293,8 +329,19 @@ class StreamReading:
             self._events.advance()
             self._dead.flush()
         if self._clock() >= self._next_ends or not found:
-            self._next_ends = self._clock() + _ENDS_SECS
-            self.ends = self.reader.ends()
+            self._ends, self._ends_at = self.reader.ends(), self._clock()
+            self._next_ends = self._ends_at + _ENDS_SECS
+
+    def ends(self) -> dict[str, int]:
+        """Return the ends of the partitions, as they were a moment ago. Called by any thread.
+
+        While batches are taken, polling tells them. A trainer that hangs in a step, or that an operator has stopped, takes none.
+        """
+        known = self._ends
+        if self._clock() - self._ends_at <= _OLD_ENDS_SECS:
+            return known
+        asked = self._asked_ends.ask()
+        return {name: max(known.get(name, 0), asked.get(name, 0)) for name in self.places}
 
     def _timeout(self) -> float:
         now = self._clock()

@@ -332,7 +332,7 @@ class StreamSource(Source):
         """Return how far the batches handed out are behind the stream. Called by any thread."""
         reading, dead = self._reading, self._dead
         places = reading.places if reading is not None else _places(self._position["partitions"])
-        ends = {} if reading is None else reading.ends
+        ends = {} if reading is None else reading.ends()
         newest, now_ms = self._events.newest, self._now() * 1000
         partitions = {}
         for name, place in sorted(places.items()):

@@ -45,7 +45,8 @@ class Overview:
         token: Sent to the replicas. Not over plain HTTP to other machines.
         tls_root_certs: CA bundle (PEM) that signed the replicas' certificates. By default those of the system.
         timeout: Seconds to wait for a replica.
-        live: Returns what a run that goes on says about itself, such as `state` and `lag_records`. None: it does not answer.
+        live: Returns what a run that goes on says about itself, such as `state` and `lag_records`, with `answers`, or a `problem`
+            if it does not answer. None: no run goes on there.
         now: Seconds since 1970.
 
     Example:

@@ -325,9 +325,9 @@ class RunCollector:
         runs: As of `Page`.
 
     Example:
-        >>> run = {"path": "runs/clicks", "live": {"step": 7, "lag_records": 900, "lag_seconds": 1.5}}
-        >>> [family.name for family in RunCollector(lambda: [run]).collect()]
-        ['monolith_training_step', 'monolith_training_lag_records', 'monolith_training_lag_seconds']
+        >>> run = {"path": "runs/clicks", "live": {"answers": True, "step": 7, "lag_records": 900, "lag_seconds": 1.5}}
+        >>> [(family.name, family.samples[0].value) for family in RunCollector(lambda: [run]).collect()][:3]
+        [('monolith_training_answers', 1.0), ('monolith_training_step', 7.0), ('monolith_training_lag_records', 900.0)]
     """
 
     def __init__(self, runs: Callable[[], list[dict[str, object]]]) -> None:
@@ -338,6 +338,7 @@ class RunCollector:
         core = import_extra("prometheus_client.metrics_core", extra="serve", purpose="/metrics")
         runs = [(str(run["path"]), live) for run in self._runs() if isinstance(live := run["live"], Mapping)]
         for name, text in {
+            "answers": "Whether a run that goes on says how far it is. Without an answer it has no other metric",
             "step": "Global step of a run",
             "lag_records": "Records of its stream that a run has not read yet",
             "lag_seconds": "Age of the newest record that a run has read, of the partition most behind, 0 if all are read",
@@ -345,7 +346,7 @@ class RunCollector:
             family = core.GaugeMetricFamily(f"monolith_training_{name}", text, labels=("run",))
             for path, live in runs:
                 if live.get(name) is not None:
-                    family.add_metric((path,), live[name])
+                    family.add_metric((path,), float(live[name]))
             yield family
 
 

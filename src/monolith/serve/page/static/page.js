@@ -302,6 +302,7 @@ class ReplicaView {
 
 function streamLag(live) {
   if (!live) return "";
+  if (!live.answers) return "no answer";
   if (live.lag_records == null) return live.state;
   const age = live.lag_seconds == null ? "" : `, ${seconds(live.lag_seconds)}`;
   const bad = live.bad_records ? `, ${number(live.bad_records)} bad` : "";
@@ -315,8 +316,12 @@ const before = new Map(); // lag of each run at the last change, and whether it 
 function updateBehind(known) {
   const texts = [];
   for (const { path, live } of known) {
-    if (live?.lag_records == null) continue;
     const last = before.get(path);
+    if (live && !live.answers) {
+      const was = last ? ` When it last did, it was ${number(last.records)} records behind.` : "";
+      texts.push(`Training of ${path} does not answer: nobody knows how far it is behind its stream.${was}`);
+    }
+    if (live?.lag_records == null) continue;
     if (!last || last.records !== live.lag_records)
       before.set(path, { records: live.lag_records, grows: last ? live.lag_records > last.records : null });
     const { grows } = before.get(path);
@@ -337,7 +342,7 @@ const RUNS = [
   ["newest sequence", (run) => number(run.log.sequence), "number"],
   ["newest change", (run) => moment(run.log.time), "number"],
   ["stream", (run) => streamLag(run.live), "name"],
-  ["problem", (run) => run.error ?? "", "name"],
+  ["problem", (run) => run.error ?? run.live?.problem ?? "", "name"],
 ];
 const runs = element("section", { class: "card", hidden: true }, element("h2", {}, "Runs"), scroller("Runs"));
 
