@@ -114,6 +114,7 @@ def main(streams_in: str = "") -> None:
         for number in range(clicked[partition], done[partition], PARTITIONS):
             click(actions, number, begun)
     number = min(done)
+    print("continues with impression", number, flush=True)
     while number < max(done) or not Path("enough").exists():
         if number >= done[number % PARTITIONS]:
             impressions.append(

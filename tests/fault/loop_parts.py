@@ -27,12 +27,15 @@ from loop_site import FILES, PARTITIONS, is_clicked
 from monolith.errors import MonolithError
 from monolith.serve import Client
 from monolith.streams import open_stream
+from monolith.testing.mock_kafka import MockKafka
 from monolith.testing.servers import RedisServer, free_ports
 from real_servers import until
 
-__all__ = ["PARTS", "Link", "Loop", "counts", "require_each_once", "require_trained_once"]
+__all__ = ["PARTS", "KafkaLink", "Link", "Loop", "counts", "require_each_once", "require_trained_once"]
 
 RESET = struct.pack("ii", 1, 0)
+PRODUCE = 0
+"""The number of the requests of Kafka that store records."""
 PARTS = ("site", "joiner", "trainer", "replica")
 RUN, VIEW = "run", "view"
 SECONDS = 240.0
@@ -47,6 +50,8 @@ class Link:
         self._whole.set()
         self.delay = 0.0
         """Seconds that bytes are held."""
+        self.carried = 0
+        """Bytes."""
         self._closing = False
         self._lock = threading.Lock()
         self._ends: set[socket.socket] = set()
@@ -64,11 +69,10 @@ class Link:
         self.delay = 0.0
         self._whole.set()
 
-    def reset(self) -> int:
-        """Reset all connections, in the middle of what they carry next. Returns how many there were."""
+    def reset(self) -> None:
+        """Reset all connections, in the middle of what they carry next."""
         with self._lock:
             self._torn |= self._ends
-            return len(self._ends)
 
     def close(self) -> None:
         self._closing = True
@@ -95,22 +99,70 @@ class Link:
                         self._torn.discard(client)
 
     def _carry_between(self, client: socket.socket, server: socket.socket) -> None:
+        unanswered: set[int] = set()
         while not self._closing:
             for one in select.select([client, server], [], [], 0.02)[0]:
                 while not self._whole.wait(0.05):
                     if self._closing or client in self._torn:
                         break
-                data = one.recv(1 << 16)
+                torn = client in self._torn and not unanswered
+                data = self._take(one, unanswered, asks=one is client)
+                self.carried += len(data)
                 if self.delay:
                     time.sleep(self.delay)
-                torn = client in self._torn
                 (server if one is client else client).sendall(data[: len(data) // 2] if torn else data)
                 if not data:
                     return
-            if client in self._torn:
-                for end in (client, server):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                return
+                if torn:
+                    for end in (client, server):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    return
+
+    def _take(self, end: socket.socket, unanswered: set[int], *, asks: bool) -> bytes:
+        """Return what an end has sent. A connection is not torn while there is something in `unanswered`."""
+        return end.recv(1 << 16)
+
+
+class KafkaLink(Link):
+    """A link to a mock cluster of Kafka. Clients connect to the address that a broker names, so here it names the link.
+
+    A broker drops a batch that a producer with idempotence sends again because the answer was lost. The mock cluster stores it
+    twice, so here no connection is torn between a batch and its answer.
+    """
+
+    def _take(self, end: socket.socket, unanswered: set[int], *, asks: bool) -> bytes:
+        size = _exactly(end, 4)
+        message = _exactly(end, int.from_bytes(size, "big"))
+        if asks:
+            api, _, number = struct.unpack_from(">hhi", message.ljust(8))
+            if message and api == PRODUCE:
+                unanswered.add(number)
+            return size + message
+        unanswered.discard(int.from_bytes(message[:4], "big"))
+        # Both ports have the same length, and so have both answers.
+        return size + message.replace(_named(self._server()), _named(self.address))
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    """Return so many bytes, or none if the connection has ended."""
+    data = b""
+    while len(data) < size:
+        part = end.recv(size - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def _named(address: str) -> bytes:
+    """Return an address as it is in answers of Kafka."""
+    host, _, port = address.rpartition(":")
+    return host.encode() + struct.pack(">i", int(port))
+
+
+def _streams_at(broker: RedisServer | MockKafka, address: str) -> str:
+    """Return what the URLs of streams begin with, for those who reach the broker at this address."""
+    return f"kafka://{address}/" if isinstance(broker, MockKafka) else f"redis://{address}/0/"
 
 
 def live(pipe: Connection, folder: Path, log: str, arguments: list[str]) -> None:
@@ -138,7 +190,7 @@ class Loop:
         folder: Path,
         stack: ExitStack,
         *,
-        broker: RedisServer | None = None,
+        broker: RedisServer | MockKafka | None = None,
         parts: Sequence[str] = PARTS,
         options: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -159,12 +211,15 @@ class Loop:
         before = dict.fromkeys(PARTS, "")
         if broker is not None:
             for name in ("site", "joiner", "trainer"):
-                self.links[name] = Link(lambda: broker.address)
-                before[name] = f"redis://{self.links[name].address}/0/"
+                self.links[name] = (KafkaLink if isinstance(broker, MockKafka) else Link)(lambda: broker.address)
+                before[name] = _streams_at(broker, self.links[name].address)
             self.links["replica"] = Link(lambda: (folder / RUN / "controller_server_addr.txt").read_text())
-        direct = "" if broker is None else f"redis://{broker.address}/0/"
         for name in ("impressions", "actions", "examples"):
-            open_stream(direct + name if direct else folder / name, partitions=PARTITIONS)
+            if isinstance(broker, MockKafka):
+                broker.create_topic(name, PARTITIONS)
+            else:
+                direct = f"{folder}/" if broker is None else _streams_at(broker, broker.address)
+                open_stream(f"{direct}{name}", partitions=PARTITIONS)
         port = free_ports(1)[0]
         joiner, trainer = before["joiner"], before["trainer"]
         streams = (
@@ -224,7 +279,8 @@ class Loop:
         soon = time.monotonic() + draw.uniform(0.05, 0.6)
         if fault == "killed":
             if part == "broker":
-                assert self.broker is not None
+                # What a mock cluster has is in its memory.
+                assert isinstance(self.broker, RedisServer)
                 self.broker.stop(kill=True)
                 self._stopped.pop(part, None)
             else:

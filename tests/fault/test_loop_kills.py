@@ -78,9 +78,16 @@ class LaunchedLoop:
         self.launch.close()
 
     def running(self, part: str) -> int | None:
-        """The process of a part, if it is alive and was not killed a moment ago."""
-        pids = self.launch.pids(part)
-        return pids[-1] if pids and pids[-1] not in self._killed and is_alive(pids[-1]) else None
+        """The process of a part, if it is alive, was not killed a moment ago, and has said that it is at work.
+
+        Else most faults would meet a process that imports its modules.
+        """
+        own = [event for event in self.launch.events.copy() if event.get("role") == part]
+        begins = [number for number, event in enumerate(own) if event["event"] == "started"]
+        if not begins or all(event["event"] != "line" for event in own[begins[-1] :]):
+            return None
+        pid: int = own[begins[-1]]["pid"]
+        return pid if pid not in self._killed and is_alive(pid) else None
 
     def hurt(self, part: str, fault: str, draw: random.Random) -> None:
         until(lambda: self._hurt_what_runs(part, fault, draw.uniform(0.05, 0.5)), seconds=240)
@@ -106,6 +113,15 @@ class LaunchedLoop:
     def ended(self) -> Counter[str]:
         """How often each part has ended without being killed."""
         return Counter({part: len(self.launch.pids(part)) - 1 - self.faults[f"{part} killed"] for part in PARTS})
+
+
+@pytest.mark.slow
+def test_each_impression_counts_once_although_parts_are_killed_and_stopped_very_often(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    with ExitStack() as stack:
+        loop = Loop(tmp_path, stack)
+        require_each_once(loop, faults(SLOW_KILLS, draw), draw, pause=0.9)
+    _log.info("%s impressions; %s; %s", (tmp_path / "written").read_text(), dict(loop.faults), dict(loop.deaths))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from loop_parts import Loop, require_each_once
 
+from monolith.testing.mock_kafka import MockKafka
 from real_servers import redis_server
 
 _log = logging.getLogger(__name__)
@@ -26,13 +27,20 @@ FAULTS = [
 ]
 
 
-def campaign(folder: Path, faults: list[tuple[str, str]], *, seed: int, pause: float) -> Loop:
+ON_KAFKA = [fault for fault in FAULTS if fault != ("broker", "killed")]
+"""A mock cluster has all records in memory."""
+
+
+def campaign(folder: Path, faults: list[tuple[str, str]], *, seed: int, pause: float, on_kafka: bool = False) -> Loop:
     draw = random.Random(seed)
     draw.shuffle(faults)
     with ExitStack() as stack:
-        broker = stack.enter_context(redis_server(folder / "redis"))
+        broker = stack.enter_context(MockKafka() if on_kafka else redis_server(folder / "redis"))
         loop = Loop(folder, stack, broker=broker)
         require_each_once(loop, faults, draw, pause=pause)
+        # A client that asked its link only where the broker is would not have been hurt by anything.
+        carried = {name: loop.links[name].carried for name in ("site", "joiner", "trainer")}
+        assert min(carried.values()) > 50 * int((folder / "written").read_text()), carried
     return loop
 
 
@@ -40,9 +48,15 @@ def test_each_impression_counts_once_whatever_happens_to_parts_and_links(tmp_pat
     campaign(tmp_path, list(FAULTS), seed=1, pause=0.3)
 
 
+def test_each_impression_counts_once_on_kafka_too(tmp_path: Path) -> None:
+    campaign(tmp_path, list(ON_KAFKA), seed=3, pause=0.3, on_kafka=True)
+
+
 @pytest.mark.slow
-def test_each_impression_counts_once_whatever_happens_very_often(tmp_path: Path) -> None:
-    loop = campaign(tmp_path, FAULTS * SLOW_FAULTS, seed=2, pause=0.9)
+@pytest.mark.parametrize("on_kafka", [False, True], ids=["redis", "kafka"])
+def test_each_impression_counts_once_whatever_happens_very_often(tmp_path: Path, on_kafka: bool) -> None:
+    faults = ON_KAFKA if on_kafka else FAULTS
+    loop = campaign(tmp_path, faults * SLOW_FAULTS, seed=2, pause=0.9, on_kafka=on_kafka)
     _log.info(
         "%s impressions; %s; parts that ended by themselves: %s",
         (tmp_path / "written").read_text(),
