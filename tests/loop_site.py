@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -22,12 +23,13 @@ from monolith.nn import Head
 from monolith.streams import Stream, StreamWriter, open_stream
 from monolith.table import SGD, Zeros
 
-__all__ = ["FILES", "HOLD", "PARTITIONS", "CountedExamples", "history", "is_clicked"]
+__all__ = ["FILES", "PACE", "PARTITIONS", "CountedExamples", "end_event_time", "history", "is_clicked"]
 
 PARTITIONS = 2
-HOLD = "hold"
-"""While there is such a file, a step does not end."""
+PACE = "pace"
+"""While there is such a file, as many steps are made as it has bytes, and the next one hangs."""
 COLUMNS = [Column(name="id", shape=()), Column(name="label", dtype="float32", shape=())]
+# Event time is that of the site. Did it go on as the clock does while the site is away, what comes after would be too late.
 FILES = {
     "join.yaml": """
 impressions: {stream: impressions}
@@ -35,7 +37,7 @@ actions: {stream: actions}
 window_secs: 2
 lead_secs: 0
 out_of_order_secs: 2
-idle_secs: 6
+idle_secs: 3600
 labels: [{name: label, actions: {click: 1.0}}]
 emit: on_positive
 output: {stream: examples}
@@ -72,13 +74,20 @@ class CountedExamples(nn.Module):
         feature = Feature(name="id", dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros())
         self.embeddings = EmbeddingBagCollection([feature])
         self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.paced_steps = 0
 
     def forward(self, batch: Batch) -> torch.Tensor:
         self.rows = self.embeddings(batch)["id"].squeeze(1)
-        while self.training and Path(HOLD).exists():
-            time.sleep(0.01)
+        if self.training:
+            self._keep_pace()
         # The loss of the head must not change rows. A replica answers with them.
         return torch.zeros(len(self.rows)) if self.training else self.rows * self.scale
+
+    def _keep_pace(self) -> None:
+        with suppress(FileNotFoundError):
+            while Path(PACE).stat().st_size <= self.paced_steps:
+                time.sleep(0.01)
+            self.paced_steps += 1
 
     def extra_loss(self, batch: Batch, logits: object) -> torch.Tensor:
         return -(self.rows * (1 + batch["label"])).sum()  # type: ignore[operator]
@@ -87,6 +96,12 @@ class CountedExamples(nn.Module):
 def history(mode: str) -> ParquetSource:
     """One example of an id that no impression has."""
     return ParquetSource("history.parquet", COLUMNS, batch_size=1)
+
+
+def end_event_time(folder: Path) -> None:
+    """Let a joiner that is started from here on close its windows although nothing comes any more."""
+    path = folder / "join.yaml"
+    path.write_text(path.read_text().replace("idle_secs: 3600", "idle_secs: 0.5"))
 
 
 def is_clicked(number: int) -> bool:
@@ -114,7 +129,8 @@ def main(streams_in: str = "") -> None:
         for number in range(clicked[partition], done[partition], PARTITIONS):
             click(actions, number, begun)
     number = min(done)
-    print("continues with impression", number, flush=True)
+    sys.stdout.write(f"continues with impression {number}\n")
+    sys.stdout.flush()
     while number < max(done) or not Path("enough").exists():
         if number >= done[number % PARTITIONS]:
             impressions.append(

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from forked import Forked
 
 import loop_site
-from loop_site import FILES, PARTITIONS, is_clicked
+from loop_site import FILES, PARTITIONS, end_event_time, is_clicked
 from monolith.errors import MonolithError
 from monolith.serve import Client
 from monolith.streams import open_stream
@@ -356,6 +356,8 @@ def require_each_once(loop: Loop, faults: list[tuple[str, str]], draw: random.Ra
     (loop.folder / "enough").touch()
     try:
         until(lambda: loop.tend() or (loop.folder / "written").exists(), seconds=SECONDS)
+        end_event_time(loop.folder)
+        loop.hurt(draw, "joiner", "killed")
         require_trained_once(loop.client, np.arange(int((loop.folder / "written").read_text())), tend=loop.tend)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{loop.logs()}") from None

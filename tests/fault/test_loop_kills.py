@@ -24,7 +24,7 @@ from loop_parts import PARTS, Loop, require_each_once, require_trained_once
 
 import loop_site
 from launched_job import Launch, is_alive
-from loop_site import FILES, PARTITIONS
+from loop_site import FILES, PARTITIONS, end_event_time
 from monolith.serve import Client
 from monolith.streams import open_stream
 from monolith.testing.servers import free_ports
@@ -136,6 +136,8 @@ def test_a_launched_loop_counts_each_impression_once_although_parts_are_killed_a
             time.sleep(draw.uniform(0.0, 2.0))
         (tmp_path / "enough").touch()
         until(lambda: (tmp_path / "written").exists(), seconds=240)
+        end_event_time(tmp_path)
+        loop.hurt("joiner", "killed", draw)
         written = int((tmp_path / "written").read_text())
         require_trained_once(loop.client, np.arange(written))
         _log.info(

@@ -1,8 +1,8 @@
 """Danger: a loop that gets more than it can train keeps it in memory until it dies, loses some of it, does not say that it is
 behind, or never catches up.
 
-For every example that is trained two impressions come: the load is twice the peak, however fast the machine is at that moment.
-Then the trainer hangs in a step, as one that waits for a disk does, and must still be said to be behind. No time is asserted.
+For every batch that may be trained two come, so the load is twice the peak, however fast the machine is at that moment. Then the
+trainer hangs in a step, as one that waits for a disk does, and must still be said to be behind. No time is asserted.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ import orjson
 import pytest
 from loop_parts import PARTS, Loop, counts, require_trained_once
 
-from loop_site import HOLD, PARTITIONS, is_clicked
+from loop_site import PACE, PARTITIONS
 from monolith.streams import open_stream
-from monolith.testing.servers import free_ports
 from monolith.train.control import TrainingStatus
 from monolith.train.control_server import ControlClient
 from real_servers import until
 
 BATCH = 64
+AHEAD = 4
+"""No more batches are read ahead."""
 READ_AHEAD = 1 << 20
 SECONDS = 240.0
 
 
 class Site:
-    """Writes impressions of `size` bytes and their clicks, as many as it is asked to."""
+    """Writes impressions of `size` bytes, as many as it is asked to. All are clicked, so none waits for the end of its window."""
 
     def __init__(self, folder: Path, stack: ExitStack, size: int) -> None:
         self.impressions, self.actions = (
             stack.enter_context(open_stream(folder / name).writer()) for name in ("impressions", "actions")
         )
-        self.written, self._pad = 0, "x" * size
+        self.written, self._pad, self._begun = 0, "x" * size, int(time.time() * 1000)
 
     def write(self, count: int) -> None:
-        now = int(time.time() * 1000)
-        for number in range(self.written, self.written + count):
-            key, partition = b"%d" % number, number % PARTITIONS
+        for number in self.numbers(self.written, self.written + count).tolist():
+            key, partition, when = b"%d" % number, number % PARTITIONS, self._begun + number
             value = orjson.dumps({"id": number, "pad": self._pad})
-            self.impressions.append(value, key=key, partition=partition, timestamp=now)
-            if is_clicked(number):
-                self.actions.append(b'{"action":"click"}', key=key, partition=partition, timestamp=now)
+            self.impressions.append(value, key=key, partition=partition, timestamp=when)
+            self.actions.append(b'{"action":"click"}', key=key, partition=partition, timestamp=when)
         self.written += max(count, 0)
+
+    def numbers(self, first: int, end: int) -> np.ndarray:
+        """Those of impressions. All of them are clicked ones."""
+        return np.arange(first, end) * 3
 
 
 class Seen:
@@ -85,46 +88,36 @@ class Seen:
 
 def overload(folder: Path, *, steps: int, size: int) -> None:
     """Let twice as many impressions come as are trained in `steps` full batches, and then some while a step hangs."""
-    port = free_ports(1)[0]
-    options = {
-        # Negatives come soon, so that they are a part of the load and do not come after it.
-        "joiner": (
-            *("--metrics-port", str(port), "--set", "window_secs=0.2"),
-            *("--set", "out_of_order_secs=0.2", "--set", "idle_secs=1"),
-        ),
-        "trainer": ("--set", f"then.read_ahead_bytes={READ_AHEAD}"),
-    }
+    options = {"trainer": ("--set", f"then.read_ahead_bytes={READ_AHEAD}")}
     with ExitStack() as stack:
         loop = Loop(folder, stack, parts=PARTS[1:], options=options)
         site, seen = Site(folder, stack, size), Seen(loop)
         until(lambda: loop.tend() or counts(loop.client, np.zeros(1, np.int64)) is not None, seconds=SECONDS)
         # What a first batch needs is in memory from here on.
         site.write(BATCH)
-        require_trained_once(loop.client, np.arange(BATCH))
+        require_trained_once(loop.client, site.numbers(0, BATCH))
         held = {part: loop.memory(part) for part in ("trainer", "replica")}
 
-        begun, trained = site.written, 0
-        while trained < BATCH * steps:
-            site.write(begun + 2 * BATCH + 2 * trained - site.written)
-            at_once = counts(loop.client, np.arange(begun, site.written))
-            trained = 0 if at_once is None else int((at_once > 0).sum())
-        (folder / HOLD).touch()
-        site.write(3 * BATCH)
-        until(lambda: seen.joined() == site.written, seconds=SECONDS)
-        # Half of them, less what was trained before it hung or is in the batches that are read ahead.
-        behind = (site.written - begun) // 2 - 5 * BATCH
+        first, begun = seen.status().step, site.written
+        with (folder / PACE).open("ab", buffering=0) as pace:
+            for _ in range(steps):
+                site.write(2 * BATCH)
+                pace.write(b".")
+        until(lambda: seen.joined() == site.written and seen.status().step >= first + steps, seconds=SECONDS)
+        # The trainer hangs in the next step, and has read a few batches more.
+        behind = site.written - begun - (steps + AHEAD) * BATCH
         assert behind > 0
-        most = {part: loop.memory(part) for part in held}
         until(lambda: seen.page() >= behind and seen.metric() >= behind, seconds=SECONDS)
+        most = {part: loop.memory(part) for part in held}
         before = seen.status().lag_records
         assert before is not None
-        site.write(BATCH)
-        # Not one batch was taken meanwhile, so all that came is behind.
-        until(lambda: seen.status().lag_records == before + BATCH, seconds=SECONDS)
-        until(lambda: seen.page() == seen.metric() == before + BATCH, seconds=SECONDS)
-        (folder / HOLD).unlink()
+        site.write(2 * AHEAD * BATCH)
+        until(lambda: seen.joined() == site.written, seconds=SECONDS)
+        least = before + AHEAD * BATCH
+        until(lambda: seen.page() == seen.metric() == seen.status().lag_records >= least, seconds=SECONDS)
+        (folder / PACE).unlink()
 
-        require_trained_once(loop.client, np.arange(site.written))
+        require_trained_once(loop.client, site.numbers(0, site.written))
         until(lambda: seen.page() == seen.metric() == 0, seconds=SECONDS)
         # What waited was in the stream. In memory was what may be read ahead, and what is being trained.
         for part, bytes_ in held.items():

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from memory_stream import Clock
 
+from memory_stream import Clock
 from monolith.data import Column, StreamSource
 from monolith.errors import StreamGapError
 from monolith.streams import Stream
