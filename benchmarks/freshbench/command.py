@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 import machine
-from freshbench import datasets
 from freshbench.adapters import SYSTEMS, factory
-from freshbench.datasets import MAKERS
-from freshbench.examples import DataSet
+from freshbench.datasets import MAKERS, Source
 from freshbench.faults import kill_servers, lose_a_server
 from freshbench.live import INTERVALS, LiveReport, run_live
 from freshbench.measure import Plan, measure
@@ -38,6 +35,7 @@ SYNCS = (2, 10, 50, 100)
 EVENTS = 250_000
 KILL_EVENTS = 30_000
 """For real servers, where each step waits for the disk."""
+QUICK_LIVE_EVENTS = 20_000
 PARTS = ("shards", "fault", "live")
 
 
@@ -45,7 +43,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small data, 3 seeds; the numbers are not for quoting")
     parser.add_argument(
-        "--parts", default="shards", help="of shards (the paper's table), fault and live; default shards"
+        "--parts",
+        default="shards",
+        help="of shards (the paper's table, of each data set), fault and live (of the first one); default shards",
     )
     parser.add_argument("--data", default=None, help=f"of {', '.join(MAKERS)}; default: synthetic,stationary")
     parser.add_argument(
@@ -102,13 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (options.out / "shards.svg").write_text(plot(reports))
         if "fault" in parts:
             lost = lose_a_server(sources[0], plan.seeds, tell)
-            killed = kill_servers(sources[0](0) if options.quick else MAKERS["synthetic"](0, KILL_EVENTS))
+            killed = kill_servers(sources[0].at_most(KILL_EVENTS)(0))
             tables = [lost.markdown(), killed.markdown()]
             console.print("\n\n".join(tables) + "\n", markup=False)
             _write(options.out, "fault", tables, [lost.as_json(), vars(killed)])
         if "live" in parts:
             tell("the running loop", 0.0)
-            report = _live(options)
+            report = _live(sources[0], options)
             console.print(report.markdown() + "\n", markup=False)
             _write(options.out, "live", [report.markdown()], [report.as_json()])
     console.print(f"written to {options.out}")
@@ -121,13 +121,14 @@ def _write(folder: Path, name: str, tables: Sequence[str], found: Sequence[objec
     (folder / f"{name}.md").write_text("\n\n".join(tables) + "\n")
 
 
-def _live(options: argparse.Namespace) -> LiveReport:
-    data = (options.data or "synthetic").split(",")[0]
+def _live(source: Source, options: argparse.Namespace) -> LiveReport:
+    if options.quick and options.events is None:
+        source = source.at_most(QUICK_LIVE_EVENTS)
     intervals: tuple[float, ...] = (0.1, 2.0) if options.quick else INTERVALS
     if options.feed_secs is not None:
         intervals = tuple(float(seconds) for seconds in options.feed_secs.split(","))
     seconds = options.seconds or (10.0 if options.quick else 60.0)
-    return run_live(data, options.events or (20_000 if options.quick else EVENTS), seconds, intervals)
+    return run_live(source, seconds, intervals)
 
 
 def _parts(options: argparse.Namespace) -> tuple[str, ...]:
@@ -150,28 +151,23 @@ def _plan(options: argparse.Namespace) -> Plan:
     return Plan(systems, (BATCH_ONLY, *sorted(set(syncs))), seeds, not options.no_control, options.through == "feed")
 
 
-def _sources(options: argparse.Namespace) -> list[Callable[[int], DataSet]]:
-    """Return what makes each data set for a seed."""
+def _sources(options: argparse.Namespace) -> list[Source]:
+    """Return the data sets."""
     events = options.events or (60_000 if options.quick else EVENTS)
     given = options.movielens is not None or options.criteo is not None
     names = ("" if given else "synthetic,stationary") if options.data is None else options.data
-    sources: list[Callable[[int], DataSet]] = []
+    sources: list[Source] = []
     for name in filter(None, names.split(",")):
         if name not in MAKERS:
             raise ValueError(f"--data: expected some of {', '.join(MAKERS)}, got {name!r}")
-        sources.append(partial(_made, MAKERS[name], events))
+        sources.append(Source(name, events))
     if options.movielens is not None:
-        sources.append(_read_once(datasets.movielens(options.movielens)))
+        sources.append(Source("movielens", path=options.movielens))
     if options.criteo is not None:
-        sources.append(_read_once(datasets.criteo(options.criteo, options.events)))
+        sources.append(Source("criteo", options.events, options.criteo))
     if not sources:
         raise ValueError("--data, --movielens, --criteo: expected at least one data set")
+    for source in sources:
+        if source.path is not None:
+            source(0)  # a file that is wrong is found before anything is trained
     return sources
-
-
-def _made(make: Callable[[int, int], DataSet], events: int, seed: int) -> DataSet:
-    return make(seed, events)
-
-
-def _read_once(data: DataSet) -> Callable[[int], DataSet]:
-    return lambda seed: data

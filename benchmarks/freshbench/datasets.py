@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +236,51 @@ MAKERS: dict[str, Callable[[int, int], DataSet]] = {
     "criteo-like": criteo_like,
 }
 """Data sets that need no file, made from a seed and a number of events."""
+FILES = ("movielens", "criteo")
+"""Those that are read from a file or a folder."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which data set. Called with a seed, it makes or reads it. A process of its own makes the same one from `arguments`."""
+
+    kind: str
+    """Of `MAKERS` or `FILES`."""
+    events: int | None = None
+    """That are made, or the first of a file."""
+    path: Path | None = None
+
+    def __call__(self, seed: int) -> DataSet:
+        if self.path is None:
+            assert self.events is not None
+            return MAKERS[self.kind](seed, self.events)
+        return _read(self)
+
+    def at_most(self, events: int) -> Source:
+        """Return the first events alone, or a world with no more of them if they are made."""
+        return replace(self, events=min(events, self.events or events))
+
+    def arguments(self) -> list[str]:
+        """Return what `Source.of` reads."""
+        given = {"--data": self.kind, "--events": self.events, "--path": self.path}
+        return [part for name, value in given.items() if value is not None for part in (name, str(value))]
+
+    @classmethod
+    def of(cls, parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Source, Namespace]:
+        """Return the data set of a command line, and its other options, which `parser` has."""
+        parser.add_argument("--data", choices=(*MAKERS, *FILES), required=True)
+        parser.add_argument("--events", type=int)
+        parser.add_argument("--path", type=Path)
+        options = parser.parse_args(arguments)
+        return cls(options.data, options.events, options.path), options
+
+
+@cache
+def _read(source: Source) -> DataSet:
+    """Read a file once, whatever the seed is."""
+    assert source.path is not None
+    if source.kind == "criteo":
+        return criteo(source.path, source.events)
+    data = movielens(source.path)
+    events = min(source.events or len(data.examples), len(data.examples))
+    return replace(data, examples=data.examples.between(0, events))

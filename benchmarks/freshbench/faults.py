@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ import torch
 from freshbench.adapters.monolith_system import MonolithSystem, features_of
 from freshbench.examples import DataSet, Examples
 from freshbench.measure import online_secs
-from freshbench.report import duration
+from freshbench.report import span
 from freshbench.simulation import BATCH_SHARE, answers, aucs, train
 from freshbench.verdict import Difference, difference
 from monolith.ps import ServerStore, tables_of
@@ -100,8 +99,8 @@ class FaultReport:
     """AUC, float [seeds, syncs after the fault], without it and by the age of the snapshot, and the rows that were removed."""
 
     data: str
-    hours: float
-    """Between the fault and the end of the events."""
+    online_secs: float
+    """How long the online part is. 0: not known."""
     without: np.ndarray
     after: Mapping[str, np.ndarray]
     removed: Mapping[str, float]
@@ -110,22 +109,28 @@ class FaultReport:
         """The parts of the time after the fault, in syncs."""
         return list(itertools.pairwise(WINDOWS))
 
+    def after_syncs(self, syncs: int) -> str:
+        """Return how long after the fault so many syncs are, for people."""
+        return "0" if not syncs else span(syncs / SYNCS_AFTER * (1 - FAULT_AT), self.online_secs)
+
+    def window(self, first: int, end: int) -> str:
+        """Return the time between two syncs after the fault, for people."""
+        if not first or self.online_secs:
+            return f"{self.after_syncs(first)} to {self.after_syncs(end)}"
+        return f"{first / SYNCS_AFTER * (1 - FAULT_AT):.2g} to {self.after_syncs(end)}"
+
     def cost(self, age: str, first: int, end: int) -> Difference:
         """Compare AUC between two syncs after the fault with that of the run without it."""
         return difference(self.after[age][:, first:end], self.without[:, first:end])
 
-    def recovered_after(self, age: str) -> float | None:
-        """Return the hours until the loss is not shown any more, in none of the later windows either. None: it is still there."""
-        hours = 0.0
-        for first, end in self.windows():
-            if self.cost(age, first, end).is_contradicted:
-                hours = end * self.hours / SYNCS_AFTER
-        return None if hours and math.isclose(hours, self.hours) else hours
+    def recovered_after(self, age: str) -> int | None:
+        """Return the syncs until the loss is not shown any more, in none of the later windows either. None: it is still there."""
+        syncs = max((end for first, end in self.windows() if self.cost(age, first, end).is_contradicted), default=0)
+        return None if syncs == SYNCS_AFTER else syncs
 
     def markdown(self) -> str:
         """Return the table."""
-        hour = self.hours / SYNCS_AFTER
-        heads = [f"{first * hour:.3g} to {end * hour:.3g} h" for first, end in self.windows()]
+        heads = [self.window(first, end) for first, end in self.windows()]
         lines = [
             f"### A fault: one of {SERVERS} servers restored from an old snapshot, {self.data}",
             "",
@@ -136,8 +141,8 @@ class FaultReport:
         ]
         for age in self.after:
             costs = " | ".join(str(self.cost(age, first, end)) for first, end in self.windows())
-            hours = self.recovered_after(age)
-            last = "not within the data" if hours is None else "never shown" if not hours else f"{hours:.3g} h"
+            syncs = self.recovered_after(age)
+            last = "not within the data" if syncs is None else "never shown" if not syncs else self.after_syncs(syncs)
             lines.append(f"| {age} | {self.removed[age]:,.0f} | {costs} | {last} |")
         return "\n".join(lines)
 
@@ -145,7 +150,7 @@ class FaultReport:
         """Return everything that was measured."""
         return {
             "data": self.data,
-            "hours_after": self.hours,
+            "online_secs": self.online_secs,
             "without": self.without.tolist(),
             "after": {age: values.tolist() for age, values in self.after.items()},
             "rows_removed": dict(self.removed),
@@ -182,10 +187,10 @@ def lose_a_server(
             removed[age].append(replace_rows(system.tables(), snapshots[age], buckets))
             after[age].append(_aucs_after(system, data, rest))
         system.close()
-    names = {age: LOST if age is None else f"{duration(age * online_secs(data))} ago" for age in AGES}
+    names = {age: LOST if age is None else f"{span(age, online_secs(data))} ago" for age in AGES}
     return FaultReport(
         data=data.name,
-        hours=float(rest.times[-1] - rest.times[0]) / 3600,
+        online_secs=online_secs(data),
         without=np.stack(without),
         after={names[age]: np.stack(found) for age, found in after.items()},
         removed={names[age]: float(np.mean(counts)) for age, counts in removed.items()},
@@ -208,6 +213,7 @@ def _aucs_after(system: MonolithSystem, data: DataSet, rest: Examples) -> np.nda
 class KillReport:
     """What a kill of a real server does to the next answers: the scores that differ from those of a run without a kill."""
 
+    data: str
     events: int
     differ: Mapping[str, int]
     auc: Mapping[str, float]
@@ -215,7 +221,7 @@ class KillReport:
     def markdown(self) -> str:
         """Return the table."""
         lines = [
-            "### Real servers: one of two is killed (SIGKILL) and started again",
+            f"### Real servers: one of two is killed (SIGKILL) and started again, {self.data}",
             "",
             f"| started again from | answers that differ, of {self.events:,} | AUC of those answers |",
             "|---|---:|---:|",
@@ -234,6 +240,7 @@ def kill_servers(data: DataSet, seed: int = 0) -> KillReport:
     scores = {name: _after_a_kill(data, seed, asked, name) for name in FOLDERS}
     calm = scores[FOLDERS[0]]
     return KillReport(
+        data.name,
         len(asked),
         {name: int((found != calm).sum()) for name, found in scores.items()},
         {name: float(aucs(asked.labels, found, 1)[0]) for name, found in scores.items()},

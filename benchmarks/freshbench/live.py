@@ -26,10 +26,11 @@ import orjson
 import torch
 
 from freshbench.adapters.monolith_system import HEAD, batch_of, served_tables
-from freshbench.datasets import MAKERS
+from freshbench.datasets import Source
 from freshbench.examples import Examples, IdLists
 from freshbench.live_run import PROBE
-from freshbench.report import duration
+from freshbench.measure import online_secs
+from freshbench.report import span
 from freshbench.simulation import BATCH_SHARE, aucs
 from freshbench.verdict import SLICES, Difference, difference
 from monolith import Predictor, load
@@ -69,7 +70,10 @@ class LiveReport:
     """The points, and how much faster than in the data time passes."""
 
     data: str
-    speed: float
+    online_secs: float
+    """What passed, in the time of the data. 0: not known."""
+    seconds: float
+    """In which it passed."""
     events_per_second: float
     points: Sequence[Point]
     load: float
@@ -77,10 +81,12 @@ class LiveReport:
 
     def markdown(self) -> str:
         """Return the table."""
+        speed = self.online_secs / self.seconds
+        faster = f", {speed:,.0f} times as fast as in the data" if speed else ""
         lines = [
             f"### The running loop, {self.data}",
             "",
-            f"Time passes {self.speed:,.0f} times as fast as in the data, {self.events_per_second:,.0f} events a second. "
+            f"The online part passes in {self.seconds:g} s, {self.events_per_second:,.0f} events a second{faster}. "
             f"The load average was {self.load:.1f} at the end.",
             "",
             "| feed_secs | in time of the data | AUC | points against the model after the batch part |"
@@ -89,7 +95,7 @@ class LiveReport:
         ]
         for point in self.points:
             p50, p99 = np.quantile(point.latencies, [0.5, 0.99]) if len(point.latencies) else (np.nan, np.nan)
-            every, auc = duration(point.feed_secs * self.speed), np.nanmean(point.live)
+            every, auc = span(point.feed_secs / self.seconds, self.online_secs), np.nanmean(point.live)
             lines.append(f"| {point.feed_secs:g} | {every} | {auc:.4f} | {point.gain} | {p50:.3f} | {p99:.3f} |")
         return "\n".join(lines)
 
@@ -107,29 +113,27 @@ class LiveReport:
         ]
         return {
             "data": self.data,
-            "speed": self.speed,
+            "online_secs": self.online_secs,
+            "seconds": self.seconds,
             "events_per_second": self.events_per_second,
             "load": self.load,
             "points": points,
         }
 
 
-def run_live(
-    data: str, events: int, seconds: float, intervals: Sequence[float] = INTERVALS, seed: int = 0
-) -> LiveReport:
+def run_live(source: Source, seconds: float, intervals: Sequence[float] = INTERVALS, seed: int = 0) -> LiveReport:
     """Let the online part of the data pass in `seconds`, once for each interval."""
-    made = MAKERS[data](seed, events)
+    made = source(seed)
     first = round(len(made.examples) * BATCH_SHARE)
     online = made.examples.between(first, len(made.examples))
-    options = ["--data", data, "--events", str(events), "--seed", str(seed)]
+    options = [*source.arguments(), "--seed", str(seed)]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         with _process([*options, "--model-dir", str(base)], Path(folder) / "base.log") as run:
             if run.wait(600) != 0:
                 raise RuntimeError(f"the batch part failed: {(Path(folder) / 'base.log').read_text()[-2000:]}")
         points = [_point(base, Path(folder), options, online, seconds, every) for every in intervals]
-    span = float(online.times[-1] - online.times[0])
-    return LiveReport(data, span / seconds, len(online) / seconds, points, os.getloadavg()[0])
+    return LiveReport(made.name, online_secs(made), seconds, len(online) / seconds, points, os.getloadavg()[0])
 
 
 def _point(base: Path, folder: Path, options: list[str], online: Examples, seconds: float, every: float) -> Point:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freshbench.adapters.deepfm import DENSE_RATE
 from freshbench.adapters.monolith_system import HEAD, DeepFM, batch_of, features_of
-from freshbench.datasets import MAKERS
+from freshbench.datasets import Source
 from freshbench.examples import Schema
 from freshbench.simulation import BATCH_SHARE
 from monolith import EmbeddingBagCollection, Estimator, Feature, RunConfig, set_num_threads
@@ -58,15 +58,13 @@ def main() -> None:
     """Train and export the batch part (without --stream), or continue with a stream."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-dir", required=True)
-    parser.add_argument("--data", choices=sorted(MAKERS), required=True)
-    parser.add_argument("--events", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stream")
     parser.add_argument("--feed-secs", type=float, default=0.1)
-    options = parser.parse_args()
+    source, options = Source.of(parser, sys.argv[1:])
     torch.set_num_threads(1)
     set_num_threads(1)
-    data = MAKERS[options.data](options.seed, options.events)
+    data = source(options.seed)
     model = ProbedDeepFM(data.schema, options.seed)
     config = RunConfig(
         model_dir=options.model_dir,
@@ -85,14 +83,14 @@ def main() -> None:
         estimator.train(history)
         estimator.export_saved_model(example=history[0])
     else:
-        source = StreamSource(
+        stream = StreamSource(
             options.stream,
             columns(data.schema),
             batch_size=data.batch_size,
             max_wait_secs=0.05,
             stop_when_idle_secs=IDLE_SECS,
         )
-        estimator.train(source)
+        estimator.train(stream)
 
 
 def _probed(batch: Batch) -> Batch:

@@ -18,9 +18,14 @@ COLOURS = ("#1f6fd0", "#d9601a", "#3a8f5d", "#8a4fbf", "#7b7b76", "#b8901f")
 def duration(seconds: float) -> str:
     """Return a duration for people, with two digits."""
     for name, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
+        if seconds >= 0.995 * size:
             return f"{seconds / size:.2g} {name}"
     return f"{seconds:.2g} s"
+
+
+def span(share: float, online_secs: float) -> str:
+    """Return a share of the online part for people: a duration, if it is known how long that is."""
+    return duration(share * online_secs) if online_secs else f"{share:.2g} of the online part"
 
 
 @dataclass

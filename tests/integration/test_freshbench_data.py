@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,31 @@ def test_lists_are_cut_and_reordered_with_their_rows(datasets: Any) -> None:  # 
     assert sorted(mixed.examples.times) == sorted(data.examples.times)
     assert (np.sort(mixed.examples.ids["tag_ids"].values) == np.sort(data.examples.ids["tag_ids"].values)).all()
     assert len(order) == 500
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "movielens", "criteo"])
+def test_every_part_and_process_has_the_data_set_that_was_asked_for(
+    datasets: Any,  # noqa: ANN401 - a module that is found at run time
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    source = datasets.Source("synthetic", 40)
+    if kind == "movielens":
+        _written(tmp_path, "u.data")
+        source = datasets.Source(kind, path=tmp_path)
+    if kind == "criteo":
+        stream = CriteoLike(CriteoLikeConfig(batch_size=50, batches=2))
+        write_parquet(
+            ({n: c for n, c in batch.items() if n != "click_probability"} for batch in stream), tmp_path / "a.parquet"
+        )
+        source = datasets.Source(kind, 60, tmp_path)
+    again, options = datasets.Source.of(argparse.ArgumentParser(), source.arguments())
+    assert again == source
+    assert vars(options) == {"data": kind, "events": source.events, "path": source.path}
+    data = source(0)
+    assert data.name == kind
+    few = source.at_most(2)(0)
+    assert len(few.examples) == 2
+    if kind != "synthetic":  # fewer events are another world
+        assert (few.examples.labels == data.examples.labels[:2]).all()
+    assert len(source.at_most(10**6)(0).examples) == len(data.examples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,13 @@ def test_a_killed_server_loses_nothing_unless_its_folder_is_replaced(faults: Any
     calm, own, old = report.differ.values()
     assert (calm, own) == (0, 0)
     assert old > 0
+
+
+def test_the_ages_of_data_without_times_are_shares_of_it(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    def without_times(seed: int) -> Any:  # noqa: ANN401 - a DataSet
+        return replace(_data(seed, events=4000), has_times=False)
+
+    monkeypatch.setattr(faults, "AGES", (0.25, 0.5))
+    report = faults.lose_a_server(without_times, seeds=1)
+    assert list(report.after) == ["0.25 of the online part ago", "0.5 of the online part ago"]
+    assert "| 0 to 0.021 of the online part |" in report.markdown()

@@ -45,7 +45,7 @@ def test_examples_come_back_from_the_stream_as_they_were(live: Any, tmp_path: Pa
 
 @pytest.mark.slow  # four processes, and the time that passes
 def test_every_event_is_served_sooner_with_a_shorter_interval(live: Any) -> None:  # noqa: ANN401 - a module
-    report = live.run_live("synthetic", 20_000, 10.0, (0.1, 3.0))
+    report = live.run_live(importlib.import_module("freshbench.datasets").Source("synthetic", 20_000), 10.0, (0.1, 3.0))
     often, seldom = report.points
     assert often.unserved == seldom.unserved == 0
     assert (often.latencies > 0).all()
