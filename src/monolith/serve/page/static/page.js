@@ -335,7 +335,7 @@ function updateBehind(known) {
 
 const RUNS = [
   ["run", (run) => run.path, "name"],
-  ["step", (run) => number(run.live ? run.live.step : run.step), "number"],
+  ["step", (run) => number(run.live?.step ?? run.step), "number"],
   ["newest checkpoint", (run) => (run.checkpoint ? `${run.checkpoint.name}, ${moment(run.checkpoint.time)}` : "none"), "name"],
   ["log segments", (run) => number(run.log.segments), "number"],
   ["log size", (run) => bytes(run.log.bytes), "number"],
