@@ -103,7 +103,8 @@ class ModelJob:
         run = self.config.run
         if self.estimator.trainer.restore() or run.warm_start_from is not None or untrained:
             return
-        if run.model_dir and not is_remote(run.model_dir) and live_status(Path(run.model_dir)) is not None:
+        live = live_status(Path(run.model_dir)) if run.model_dir and not is_remote(run.model_dir) else None
+        if live is not None and "problem" not in live:
             raise ConfigError(
                 f"RunConfig.model_dir: the run in {run.model_dir!r} has saved nothing yet; save it with `monolith control save "
                 f"{run.model_dir}`, or wait for its first checkpoint"

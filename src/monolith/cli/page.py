@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from monolith.cli.options import Json
-from monolith.cli.serve_replicas import status_or_problem
+from monolith.cli.serve_replicas import live_status
 from monolith.serve.page import Overview, PageServer
 from monolith.transport.tokens import read_token
 
@@ -39,9 +39,7 @@ def page(
     """
     replicas = [source for source in sources if "://" in source]
     runs = [source for source in sources if "://" not in source]
-    overview = Overview(
-        replicas, runs, token=read_token(token_file), tls_root_certs=tls_root_certs, live=status_or_problem
-    )
+    overview = Overview(replicas, runs, token=read_token(token_file), tls_root_certs=tls_root_certs, live=live_status)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     with PageServer(overview.routes(), host=host, port=port) as server:

@@ -19,11 +19,11 @@ from monolith.cli.options import Json, size_in_bytes
 from monolith.cli.serve_replicas import (
     exports_of,
     following,
+    live_status,
     open_replica,
     over_shards,
     run_of_export,
     run_writers,
-    status_or_problem,
 )
 from monolith.cli.serve_streams import ServedStreams
 from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
@@ -316,7 +316,7 @@ def _observers_and_routes(
     history = None if run is None else row_history(run)
     runs: Callable[[], list[dict[str, object]]] = list
     if run is not None:
-        runs = Overview([], [run], live=status_or_problem).runs
+        runs = Overview([], [run], live=live_status).runs
         metrics.collectors.append(RunCollector(runs))
     routes = Page(metrics, history=history, runs=runs, **page_options(router)).routes()
     if router is None:

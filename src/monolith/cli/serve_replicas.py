@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
 
-__all__ = [
-    "exports_of",
-    "following",
-    "live_status",
-    "open_replica",
-    "over_shards",
-    "run_of_export",
-    "run_writers",
-    "status_or_problem",
-]
+__all__ = ["exports_of", "following", "live_status", "open_replica", "over_shards", "run_of_export", "run_writers"]
 
 _log = logging.getLogger(__name__)
 FIRST_ROWS_SECS = 10.0
@@ -137,12 +128,6 @@ def over_shards(
 
 
 def live_status(model_dir: Path) -> Mapping[str, object] | None:
-    """Return what a run says about itself. None if it has ended, or does not answer."""
-    found = status_or_problem(model_dir)
-    return found if found is not None and found["answers"] else None
-
-
-def status_or_problem(model_dir: Path) -> Mapping[str, object] | None:
     """Return what a run says about itself, or why it does not answer. None if none goes on: it has ended, or has not begun."""
     from monolith.follow.run_service import service_address
     from monolith.train.control_server import ControlClient

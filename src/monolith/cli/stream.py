@@ -124,15 +124,15 @@ def info(
         rows.append(row)
     live = None if run is None else live_status(run)
     if as_json:
-        now = (
-            {}
-            if run is None
-            else {"run": live and {name: live[name] for name in ("state", "lag_records", "lag_seconds")}}
-        )
-        _write_line({"stream": found.url, "partitions": rows, **now})
+        said = live and {
+            name: live[name] for name in ("state", "lag_records", "lag_seconds", "problem") if name in live
+        }
+        _write_line({"stream": found.url, "partitions": rows, **({} if run is None else {"run": said})})
         return
     _print_table(rows, title=found.url)
-    if live is not None and live["lag_records"] is not None:
+    if live is not None and "problem" in live:
+        _console().print(f"{run} does not answer: {live['problem']}")
+    elif live is not None and live["lag_records"] is not None:
         _console().print(f"{run} is {live['state']}, and {live['lag_records']:,} records behind now")
 
 

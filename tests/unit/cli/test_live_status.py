@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from monolith.cli.serve_replicas import live_status, status_or_problem
+from monolith.cli.serve_replicas import live_status
 from monolith.follow.run_service import ADDRESS_FILE
 from monolith.serve.page import Overview, RunCollector
 from monolith.train import RunConfig, Trainer
@@ -19,18 +19,18 @@ from monolith.train.distributed.config import ControllerConfig
 
 def shown(run: Path) -> dict[str, float]:
     """The metrics of the run."""
-    families = RunCollector(Overview([], [run], live=status_or_problem).runs).collect()
+    families = RunCollector(Overview([], [run], live=live_status).runs).collect()
     return {family.name.removeprefix("monolith_training_"): one.value for family in families for one in family.samples}
 
 
 def test_a_run_that_goes_on_answers_and_one_that_has_ended_is_no_run(tmp_path: Path) -> None:
-    assert live_status(tmp_path) is status_or_problem(tmp_path) is None
+    assert live_status(tmp_path) is None
     with controlled(Trainer(torch.nn.Identity(), config=RunConfig(model_dir=str(tmp_path))), ControllerConfig()):
         found = live_status(tmp_path)
         assert found is not None
         assert (found["answers"], found["state"]) == (True, "starting")
         assert shown(tmp_path) == {"answers": 1.0, "step": 0.0}
-    assert status_or_problem(tmp_path) is None
+    assert live_status(tmp_path) is None
     assert shown(tmp_path) == {}
 
 
@@ -40,8 +40,7 @@ def test_a_run_that_hangs_or_was_killed_does_not_answer(tmp_path: Path, monkeypa
         address = f"127.0.0.1:{hung.getsockname()[1]}"
         (tmp_path / ADDRESS_FILE).write_text(address)
         for _ in ("hung", "killed"):
-            assert live_status(tmp_path) is None
-            found = status_or_problem(tmp_path)
+            found = live_status(tmp_path)
             assert found is not None
             assert found["answers"] is False
             assert address in str(found["problem"])

@@ -116,12 +116,17 @@ def test_the_saved_position_of_a_run_is_shown_and_how_far_behind_it_is_now(
     saved = [(row["saved"], row["after_saved"]) for row in info["partitions"]]  # type: ignore[attr-defined]
     assert saved == [(7, 3), (None, None)]
     assert info["run"] is None
-    live = {"state": "training", "lag_records": 1, "lag_seconds": 0.5, "step": 9}
+    live: dict[str, object] = {"state": "training", "lag_records": 1, "lag_seconds": 0.5, "step": 9}
     monkeypatch.setattr("monolith.cli.stream.live_status", lambda folder: live if folder == run else None)
     (info,) = lines(capsys, "info", stream.url, "--run", str(run), "--json")
     assert info["run"] == {"state": "training", "lag_records": 1, "lag_seconds": 0.5}
     assert main(["stream", "info", stream.url, "--run", str(run)]) == 0
     assert "is training, and 1 records behind now" in " ".join(capsys.readouterr().out.split())
+    live.clear()
+    live["problem"] = "it hangs"
+    assert lines(capsys, "info", stream.url, "--run", str(run), "--json")[0]["run"] == {"problem": "it hangs"}
+    assert main(["stream", "info", stream.url, "--run", str(run)]) == 0
+    assert "does not answer: it hangs" in " ".join(capsys.readouterr().out.split())
     assert main(["stream", "info", stream.url, "--run", str(tmp_path / "nothing")]) == 2
 
 
