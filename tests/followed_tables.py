@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
+from monolith.errors import UnavailableError
 from monolith.follow import Feed, Follower, Writer
-from monolith.follow.calls import FollowCalls
+from monolith.follow.calls import FollowCall, FollowCalls
 from monolith.follow.feed import LogPosition
 from monolith.table import Adagrad, EmbeddingTable, Segment, TableConfig
 from monolith.table.buckets import NUM_BUCKETS, mask_of
 from monolith.transport.calls import Answer, BasicCall, FrameCalls
+from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.server import FrameServer, ListenConfig
 
@@ -95,6 +98,44 @@ def writer_at(address: str, name: str = "run") -> Writer:
     return Writer(name=name, connect=lambda: Link(address, timeout=5.0, max_streams=1))
 
 
+class Cable:
+    """Connects a follower with its writers, until it is cut.
+
+    Args:
+        reads: How many calls that read rows of buckets are answered before it is cut. None: all.
+    """
+
+    def __init__(self, *, reads: int | None = None) -> None:
+        self.cut, self._reads = threading.Event(), reads
+
+    def through(self, writer: Writer) -> Writer:
+        """Return the writer at the other end."""
+
+        def connect() -> Link:
+            self._require()
+            link = writer.connect()
+            call: Callable[..., Frame] = link.call
+
+            def checked(kind: FollowCall, *values: object, **options: object) -> Frame:
+                if kind == FollowCall.READ_BUCKETS and self._reads is not None:
+                    self._reads -= 1
+                    if self._reads < 0:
+                        self.cut.set()
+                self._require()
+                answer = call(kind, *values, **options)
+                self._require()
+                return answer
+
+            link.call = checked  # type: ignore[method-assign, assignment]
+            return link
+
+        return Writer(name=writer.name, connect=connect)
+
+    def _require(self) -> None:
+        if self.cut.is_set():
+            raise UnavailableError("the cable is cut")
+
+
 class Copies:
     """What a follower keeps."""
 
@@ -122,7 +163,7 @@ def following(copies: Copies, *writers: Writer, **options: object) -> Iterator[F
         follower.close()
 
 
-def until(condition: Callable[[], bool], what: str = "the condition", *, limit: float = 60.0) -> None:
+def until(condition: Callable[[], bool], what: str = "the condition", *, limit: float = 240.0) -> None:
     """Wait for a condition that threads will make true. The limit only ends a test that has failed."""
     deadline = time.monotonic() + limit
     while not condition():

@@ -316,8 +316,12 @@ class FollowCalls:
         if not feed.is_active:
             self._on_follower()
             feed.start()
-        if asked.follower and asked.stream == feed.stream:
-            feed.note(asked.follower, since=asked.since, dense_version=asked.dense_version)
+        if asked.follower:
+            # One that reads all rows has nothing of the stream yet. A run that ends waits for it too.
+            known = asked.stream == feed.stream
+            feed.note(
+                asked.follower, since=asked.since if known else -1, dense_version=asked.dense_version if known else -1
+            )
         feed.wait(stream=asked.stream, since=asked.since, dense_version=asked.dense_version, timeout=asked.wait)
         view = feed.view(stream=asked.stream, since=asked.since, max_bytes=asked.max_bytes)
         if view.segments is not None:
