@@ -69,6 +69,25 @@ def test_it_follows_the_server_and_says_when_it_stops(shown: Browser) -> None:
     assert "Live" not in shown.text()
 
 
+def test_it_says_that_the_last_changes_of_a_run_may_be_missing(shown: Browser) -> None:
+    clock, follower = Clock(), SetLag(connected=False)
+    metrics = ServingMetrics(repository(replica(follower=follower)), clock=clock, now=clock)
+    with PageServer(Page(metrics, now=clock).routes()) as server:
+        shown.open(server.address)
+        banner = "document.querySelector('section.card .banner')"
+        shown.until(f"{banner}?.hidden")
+        follower.fields["missing"] = "run /runs/clicks: no answer, and there is no such folder here"
+        clock.now += 1
+        metrics.tick()
+        shown.until(f"!{banner}.hidden")
+        text = shown.evaluate(f"{banner}.textContent")
+        assert "may lack the last changes of its run. run /runs/clicks: no answer" in text
+        follower.fields["missing"] = ""
+        clock.now += 1
+        metrics.tick()
+        shown.until(f"{banner}.hidden")
+
+
 def test_it_says_that_training_is_behind_although_the_replica_is_not(shown: Browser) -> None:
     live = {"answers": True, "state": "training", "lag_records": 40, "lag_seconds": 0.2, "bad_records": 0}
     log = {"segments": 1, "bytes": 9, "sequence": 7, "time": 0.0}

@@ -44,6 +44,7 @@ FIRING: dict[str, dict[str, str]] = {
     "ClicksTooLate": {"monolith_join_late_actions_total": GROWS, "monolith_join_actions_total": GROWS},
     "ReplicaDown": {},
     "ReplicaBehind": {"monolith_serving_lag_seconds": PAST, "monolith_serving_default_version": ONE},
+    "LastChangesMissing": {"monolith_serving_missing_changes": ONE},
     "RequestsFail": {"monolith_serving_requests_total{status='error'}": GROWS},
     "RequestsShed": {"monolith_serving_shed_requests_total": GROWS},
     "RequestsSlow": {

@@ -2,8 +2,8 @@
 
 tests/structure.py counts, here are the limits. A count may only fall: lower its limit in the commit that lowers the count. It is
 raised for a new part of the system only, as modules, lines and modules with one importer were for serving, for streams,
-for ready models, the import of weights, the repartition of streams and small requests in the core, and a step and a prediction
-were by one call each, for sources that wait and for inputs of ids alone. The targets are 300 modules, 40 with one importer, 7 %
+for ready models, the import of weights, the repartition of streams, small requests in the core and the end of a
+followed run, and a step and a prediction were by one call each, for sources that wait and for inputs of ids alone. The targets are 300 modules, 40 with one importer, 7 %
 imports, no name defined twice, no semicolon in a docstring, half of the calls and files, and one open of each file.
 CONTRIBUTING.md has the table.
 """
@@ -25,7 +25,7 @@ KNOWN_LAYER_BREAKS: set[str] = set()
 
 LIMITS = {
     "modules": 429, "one_importer": 82, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
-    "lines": 99000, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
+    "lines": 99300, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
     "restore_files": 32, "predict_calls": 55, "predict_files": 7, "save_segment_opens": 1, "save_manifest_reads": 1,
     "restore_segment_opens": 1, "restore_manifest_reads": 1, "save_classes": 33, "restore_classes": 26,
 }  # fmt: skip

@@ -87,6 +87,8 @@ class WriterProgress:
     """How often changes were taken back because the writer had lost them."""
     error: str = ""
     """Why it is not connected."""
+    silent_since: float | None = None
+    """Seconds of the follower's clock at which it has stopped to answer, or at which the follower has begun. None: it answers."""
 
 
 @dataclass(kw_only=True)
@@ -138,17 +140,19 @@ class FollowedWriter(threading.Thread):
     Args:
         group: The follower, which has what all writers share.
         writer: Who is asked.
-        index: What the group calls it in `owners`.
+        index: A number that no other thread of the group has.
     """
 
     def __init__(self, group: Follower, writer: Writer, index: int) -> None:
         super().__init__(name=f"monolith-follow-{writer.name}", daemon=True)
-        self.writer, self.progress = writer, WriterProgress()
-        self._group, self._index = group, index
+        self.writer, self.progress = writer, WriterProgress(silent_since=group.clock())
+        self._group = group
+        self.index = index
+        """What the group calls it in `owners`."""
         self._asked = Follow(follower=group.number, wait=group.wait)
         self._undo = _Undo()
         self._read: set[str] = set()
-        self._starts_over = False
+        self._starts_over = self._weights_again = False
         self._closing = threading.Event()
         self._link: Link | None = None
         self._warned = ""
@@ -158,8 +162,12 @@ class FollowedWriter(threading.Thread):
         self._closing.set()
 
     def start_over(self) -> None:
-        """Read all rows with the next request."""
+        """Read all rows with the next request. What was asked for before is not applied any more."""
         self._starts_over = True
+
+    def read_weights_again(self) -> None:
+        """Read all weights with the next request, and no rows."""
+        self._weights_again = True
 
     def run(self) -> None:
         """Follow until `stop`."""
@@ -193,7 +201,7 @@ class FollowedWriter(threading.Thread):
             )
         if not self.progress.connected:
             _log.info("following %s", self.writer.name)
-        self.progress.connected, self.progress.error = True, ""
+        self.progress.connected, self.progress.error, self.progress.silent_since = True, "", None
         if answer.state == "resync":
             self._resync(answer)
         elif answer.state == "rewind":
@@ -237,6 +245,8 @@ class FollowedWriter(threading.Thread):
 
     def _failed(self, error: Exception) -> None:
         self.progress.connected, self.progress.error = False, str(error)
+        if self.progress.silent_since is None:
+            self.progress.silent_since = self._group.clock()
         if isinstance(error, ServerRestartedError) and self._link is not None:
             # The next request is for the new process, whatever it remembers.
             self._link.instance = 0
@@ -273,14 +283,14 @@ class FollowedWriter(threading.Thread):
 
     def _put(self, changes: ReceivedRows) -> None:
         """Apply changes of one table. The lock is held."""
-        self._require_not_held()
+        self._require_current()
         table, ids, values, erased = changes.table, changes.ids, changes.values, changes.erased
         owners = self._group.owners
-        if not (owners == self._index).all():
-            mine = owners[bucket_of(ids)] == self._index
+        if not (owners == self.index).all():
+            mine = owners[bucket_of(ids)] == self.index
             if not mine.all():
                 ids, values = ids[mine], values[mine]
-            erased = erased[owners[bucket_of(erased)] == self._index]
+            erased = erased[owners[bucket_of(erased)] == self.index]
         for copy in self._group.target.tables().get(table.name, ()):
             if len(erased):
                 copy.erase(erased)
@@ -301,9 +311,10 @@ class FollowedWriter(threading.Thread):
                     "export the model again"
                 )
 
-    def _require_not_held(self) -> None:
-        if self._group.held.is_set():
-            raise _HeldError("the follower is held")
+    def _require_current(self) -> None:
+        """Raise if something else was put into the copies since the request, to which the answer does not belong."""
+        if self._group.held.is_set() or self._starts_over:
+            raise _HeldError("the follower is held, or starts over")
 
     def _resync(self, answer: Followed) -> None:
         """Read all rows of the writer."""
@@ -329,7 +340,7 @@ class FollowedWriter(threading.Thread):
         rows = {name: count for name, count in answer.rows.items() if name in copies}
         new = {name: count for name, count in rows.items() if name not in self._read}
         owned = mask_of(answer.ranges) & mask_of([(wanted.start, wanted.stop)])
-        missing = owned & (self._group.owners != self._index)
+        missing = owned & (self._group.owners != self.index)
         if rows and missing.any():
             self._gain(ranges_of(missing), rows)
         if new:
@@ -353,7 +364,7 @@ class FollowedWriter(threading.Thread):
         """Believe nobody about buckets of which perhaps not all tables were read."""
         with self._group.changing:
             owners = self._group.owners[first:end]
-            owners[owners == self._index] = NO_WRITER
+            owners[owners == self.index] = NO_WRITER
 
     def _read_range(self, rows: Mapping[str, int], first: int, end: int) -> None:
         copies, wanted = self._group.target.tables(), self._group.buckets
@@ -377,7 +388,8 @@ class FollowedWriter(threading.Thread):
             raise ProtocolError(f"rows of {name!r}: expected those of the buckets from {first} to {end} at most")
         # The writer owns these buckets, at least until now: from here on it is believed, and nobody else.
         with self._group.changing:
-            self._group.owners[first : read.end] = self._index
+            self._require_current()
+            self._group.owners[first : read.end] = self.index
             gone = [
                 np.setdiff1d(copy.rows_of_buckets(range(first, read.end)).ids, ids)
                 for copy in self._group.target.tables()[name][:1]
@@ -405,7 +417,7 @@ class FollowedWriter(threading.Thread):
             for begin in range(0, len(ids), step):
                 some = ids[begin : begin + step]
                 buckets = bucket_of(some)
-                some = some[(self._group.owners[buckets] == self._index) & owned[buckets]]
+                some = some[(self._group.owners[buckets] == self.index) & owned[buckets]]
                 try:
                     frame = self._call(FollowCall.READ_IDS, ReadIds(table=name).model_dump_json(), [some])
                 except OwnershipChangedError:
@@ -423,13 +435,15 @@ class FollowedWriter(threading.Thread):
         return True
 
     def _follow_weights(self, answer: Followed) -> None:
-        if answer.dense_version == self._asked.dense_version and answer.stream == self._asked.stream:
+        known = answer.dense_version == self._asked.dense_version and answer.stream == self._asked.stream
+        if known and not self._weights_again:
             return
         frame = self._call(FollowCall.READ_WEIGHTS, "{}")
         names = DenseNames.from_json(frame.text)
         weights = weights_in(names, frame)
         with self._group.changing:
-            self._require_not_held()
+            self._require_current()
             if weights:
                 self._group.target.set_weights(weights)
+            self._weights_again = False
         self._asked = self._asked.model_copy(update={"dense_version": names.version})

@@ -20,7 +20,7 @@ from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.follow.followed_writer import NO_WRITER, FollowedWriter, Writer, WriterProgress
 from monolith.process_bound import ProcessBound
 from monolith.table import EmbeddingTable
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of
 
 __all__ = ["FollowTarget", "Follower", "Writer", "WriterProgress"]
 
@@ -125,6 +125,29 @@ class Follower:
             self._addresses.add(address)
             if self._add(writer):
                 _log.info("following %s, to which buckets were moved", writer.name)
+
+    def silent(self, seconds: float) -> list[FollowedWriter]:
+        """Return the threads of the writers that have not answered for so long."""
+        began = self.clock() - seconds
+        return [
+            one for one in list(self._threads) if (since := one.progress.silent_since) is not None and since <= began
+        ]
+
+    def unowned(self, silent: Sequence[FollowedWriter]) -> np.ndarray:
+        """Return bool [NUM_BUCKETS]: the buckets that are kept, and of which no other writer than these is believed."""
+        others = [one.index for one in list(self._threads) if one not in silent]
+        return mask_of([(self.buckets.start, self.buckets.stop)]) & ~np.isin(self.owners, others)
+
+    def leave_to(self, silent: Sequence[FollowedWriter]) -> None:
+        """Call it before other rows and weights replace those of these writers. `changing` is held.
+
+        What they know of the copies is wrong from then on: they read all rows when they answer again.
+        """
+        for one in list(self._threads):
+            if one in silent:
+                one.start_over()
+            else:
+                one.read_weights_again()
 
     def hold(self) -> None:
         """Change nothing any more, until `resume`. Returns when no change is being made."""

@@ -20,6 +20,7 @@ __all__ = [
     "announce_servers",
     "forget_rank",
     "forget_ranks",
+    "known_identity",
     "rank_feeds",
     "rank_service",
     "run_identity",
@@ -55,7 +56,18 @@ def run_identity(model_dir: str) -> str:
     if home.size(RUN_ID) is None:
         home.write(RUN_ID, secrets.token_hex(16).encode())
     # Read back: another process may have written its own at the same time.
-    return home.read(RUN_ID).decode(errors="replace").strip()
+    return known_identity(model_dir)
+
+
+def known_identity(model_dir: str) -> str:
+    """Return the identity of the run in `model_dir`, "" if none was drawn yet.
+
+    Example:
+        >>> known_identity("memory://run-10")
+        ''
+    """
+    home = open_folder(model_dir)
+    return "" if home.size(RUN_ID) is None else home.read(RUN_ID).decode(errors="replace").strip()
 
 
 def service_address(model_dir: str) -> str | None:

@@ -374,6 +374,9 @@ class ServingMetrics:
         sequence = gauge("applied_sequence", "Sequence number of the newest changes applied")
         event_time = gauge("applied_event_time_seconds", "Newest event time applied, seconds since 1970")
         connected = gauge("connected", "1 if all writers that the replica follows answer")
+        missing = gauge(
+            "missing_changes", "1 if writers do not answer, and what the run has saved cannot be read either"
+        )
         default = gauge("default_version", "1 if requests that name no version are answered by this one")
         for replica in self.replicas():
             labels = replica.name, str(replica.version)
@@ -386,7 +389,8 @@ class ServingMetrics:
             sequence.add_metric(labels, lag.sequence)
             event_time.add_metric(labels, lag.event_time)
             connected.add_metric(labels, lag.connected)
-        return iter((seconds, step, sequence, event_time, connected, default))
+            missing.add_metric(labels, bool(lag.missing))
+        return iter((seconds, step, sequence, event_time, connected, missing, default))
 
     def _table_metrics(self, core: Any) -> Iterator[Metric]:  # noqa: ANN401
         labels = (*_LABELS, "table")

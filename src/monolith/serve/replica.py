@@ -35,6 +35,8 @@ class Lag:
     """Whether all writers answer. If not, `seconds` grows."""
     held: str = ""
     """The moment that an operator has gone back to, as step=N. Empty while the run is followed."""
+    missing: str = ""
+    """Why the last changes of a run that does not answer may be missing: what it has saved cannot be read. Empty if it can."""
 
 
 class ModelFollower(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monolith.serve.follow import RunFollower, RunWriters, set_followed_weights
+from monolith.serve.follow import SILENT_SECS, RunFollower, RunWriters, set_followed_weights
 from monolith.serve.predictor import Predictor
 from monolith.serve.replica import Lag
 from monolith.serve.shards.shard_server import ShardTables
@@ -44,9 +44,10 @@ class ShardFollower(RunFollower):
     Args:
         shard: What is kept up to date.
         run: The processes that hold the rows.
+        silent_secs: Seconds without an answer of a writer after which what the run has saved is read.
     """
 
-    def __init__(self, shard: ShardTables, run: RunWriters) -> None:
+    def __init__(self, shard: ShardTables, run: RunWriters, *, silent_secs: float = SILENT_SECS) -> None:
         ((first, end),) = shard.description.ranges
         super().__init__(
             _RowsOnly(shard),
@@ -54,6 +55,10 @@ class ShardFollower(RunFollower):
             find_writer=run.server,
             find_writers=run.writers,
             buckets=range(first, end),
+            run=shard.run,
+            step=shard.step,
+            model_dir=run.model_dir,
+            silent_secs=silent_secs,
         )
 
 
@@ -77,11 +82,24 @@ class FrontEndFollower(RunFollower):
         predictor: Its rows are on shards.
         run: The processes that hold the weights.
         shards: They follow the same run, and say in every answer how far they are.
+        silent_secs: Seconds without an answer of a writer after which what the run has saved is read.
     """
 
-    def __init__(self, predictor: Predictor, run: RunWriters, shards: ShardGroup) -> None:
+    def __init__(
+        self, predictor: Predictor, run: RunWriters, shards: ShardGroup, *, silent_secs: float = SILENT_SECS
+    ) -> None:
         self._shards = shards
-        super().__init__(_WeightsOnly(predictor), run.writers(), find_writer=run.server, find_writers=run.writers)
+        origin = predictor.signature.run
+        super().__init__(
+            _WeightsOnly(predictor),
+            run.writers(),
+            find_writer=run.server,
+            find_writers=run.writers,
+            run="" if origin is None else origin.identity,
+            step=predictor.signature.step,
+            model_dir=run.model_dir,
+            silent_secs=silent_secs,
+        )
 
     def lag(self) -> Lag:
         """Return how far weights and rows are behind the run, whichever is further behind."""
@@ -95,4 +113,5 @@ class FrontEndFollower(RunFollower):
             sequence=min(mine.sequence, rows.sequence),
             positions=mine.positions,
             connected=mine.connected and rows.connected,
+            missing=mine.missing or rows.missing,
         )

@@ -171,6 +171,7 @@ class ShardGroup:
             event_time=min(lag.event_time for _, lag in each),
             sequence=min(lag.sequence for _, lag in each),
             connected=all(lag.connected for _, lag in each),
+            missing=next((lag.missing for _, lag in each if lag.missing), ""),
         )
 
     def count_missing(self, ids: int) -> None:

@@ -83,6 +83,10 @@ class ShardTables:
     description: ShardDescription
     collections: tuple[ServedTables, ...]
     """The tables of each collection."""
+    step: int
+    """Global step of the export."""
+    run: str = ""
+    """The identity of the run that was exported. Empty: not known."""
 
     @property
     def rows(self) -> int:
@@ -118,7 +122,8 @@ def load_shard(export: str | Path, shard: int = 0, shards: int = 1) -> ShardTabl
             for spec, tables in zip(signature.collections, collections, strict=True)
         ),
     )
-    return ShardTables(description=description, collections=collections)
+    run = "" if signature.run is None else signature.run.identity
+    return ShardTables(description=description, collections=collections, step=signature.step, run=run)
 
 
 def _load_collection(spec: CollectionSpec, folder: Path, manifest: ExportManifest, buckets: range) -> ServedTables:

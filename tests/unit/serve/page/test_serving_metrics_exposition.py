@@ -97,6 +97,7 @@ def test_the_state_of_replicas_and_tables_is_read_when_it_is_scraped() -> None:
     assert counted["applied_sequence", labelled()] == 45
     assert counted["applied_event_time_seconds", labelled()] == 1_700_000_123
     assert counted["connected", labelled()] == 0
+    assert counted["missing_changes", labelled()] == 0
     assert ("lag_seconds", labelled(version="4")) not in counted, "it follows nothing"
     assert counted["default_version", labelled()] == 0
     assert counted["default_version", labelled(version="4")] == 1
@@ -104,7 +105,8 @@ def test_the_state_of_replicas_and_tables_is_read_when_it_is_scraped() -> None:
     assert counted["table_bytes", labelled(table="user")] > 0
     assert counted["requests_in_flight", ()] == 4
     assert counted["start_time_seconds", ()] == 1_600_000_000
-    follower.fields["seconds"] = 7.5
+    follower.fields |= {"seconds": 7.5, "missing": "run /runs/clicks: no answer, and there is no such folder here"}
+    assert scrape(metrics)["missing_changes", labelled()] == 1
     assert scrape(metrics)["lag_seconds", labelled()] == 7.5
 
 

@@ -27,6 +27,7 @@ class OneRun(RunWriters):
     """A run whose only process is known."""
 
     def __init__(self, process: FeedProcess) -> None:
+        super().__init__("run")
         self._process = process
 
     def writers(self) -> list[Writer]:

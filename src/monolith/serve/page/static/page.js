@@ -239,6 +239,7 @@ class ReplicaView {
       setText(this.problem, `No answer from this replica: ${replica.error ?? "unknown reason"}`);
       return;
     }
+    this.warn(replica);
     this.replica = replica;
     this.rollback.hidden = !replica.models.some((model) => model.rollback.possible);
     this.extend(replica.series);
@@ -254,6 +255,13 @@ class ReplicaView {
     const unserved = replica.unserved.total;
     this.unserved.hidden = !unserved;
     setText(this.unserved, `${number(unserved)} requests reached no version: unknown models, shed or malformed requests.`);
+  }
+
+  warn(replica) {
+    const told = replica.models.flatMap(({ name, versions }) => versions.filter(({ lag }) => lag?.missing)
+      .map(({ version, lag }) => `${name} ${version} may lack the last changes of its run. ${lag.missing}`));
+    this.problem.hidden = !told.length;
+    setText(this.problem, told.join(" "));
   }
 
   updateQuality(versions) {
