@@ -49,7 +49,17 @@ def data() -> Source | Iterator[dict[str, torch.Tensor]]:
 
 
 def estimator(model_dir: str) -> Estimator:
-    config = RunConfig(model_dir=model_dir, feed_secs=0.02, feed_dense_secs=0.05, log_flush_secs=0.2, seed=1)
+    save_steps = os.environ.get("SAVE_STEPS")
+    config = RunConfig(
+        model_dir=model_dir,
+        feed_secs=0.02,
+        feed_dense_secs=0.05,
+        log_flush_secs=0.2,
+        seed=1,
+        restore_to=os.environ.get("RESTORE_TO") or None,
+        save_checkpoints_steps=int(save_steps) if save_steps else None,
+        checkpoints_max_to_keep=2,
+    )
     model = Clicks()
     return Estimator(model, config, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), heads=[CLICK])
 

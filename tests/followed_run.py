@@ -40,7 +40,7 @@ class Gate(Hook):
         self.made = 0
 
     def before_step(self, trainer: object) -> None:
-        assert self.allowed.acquire(timeout=60)
+        assert self.allowed.acquire(timeout=240)
 
     def after_step(self, trainer: object, result: object) -> None:
         self.made += 1
@@ -72,7 +72,7 @@ class Run:
     def finish(self) -> None:
         for _ in range(self.total + 1):
             self.gate.allowed.release()
-        self.thread.join(60)
+        self.thread.join(240)
 
     def predictions(self) -> list[float]:
         self.model.eval()

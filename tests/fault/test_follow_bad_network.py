@@ -46,7 +46,12 @@ class BadNetwork:
                 thread.start()
 
     def _carry(self, client: socket.socket, left: int) -> None:
-        with client, socket.create_connection(self._server) as server:
+        try:
+            server = socket.create_connection(self._server)
+        except OSError:  # it was killed
+            client.close()
+            return
+        with client, server:
             while not self._closing.is_set():
                 for one in select.select([client, server], [], [], 0.05)[0]:
                     with suppress(OSError):

@@ -36,7 +36,7 @@ def followed(
     folder = str(model_dir or run.folder)
     follower = TrainingFollower(predictor, [cable.through(writer)], model_dir=folder, silent_secs=silent_secs)
     try:
-        assert follower.wait_until_read(60)
+        assert follower.wait_until_read(240)
         yield follower, cable
     finally:
         follower.close()
@@ -247,7 +247,7 @@ def test_a_replica_that_knows_no_model_dir_says_that_changes_may_be_missing() ->
     process = FeedProcess({"item": one})
     follower = RunFollower(copies, [writer_at(process.address, "server 0")], silent_secs=0.05)
     try:
-        assert follower.wait_until_read(60)
+        assert follower.wait_until_read(240)
         process.close()
         until(lambda: "start the replica with --run" in follower.lag().missing)
         assert copies.rows() == rows_of(one)
