@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from world import HISTORY_SECS, world
+from world import world
+from world_clock import HISTORY_BATCH, HISTORY_BATCHES, HISTORY_RATE
 
 from monolith.data.synthetic import ClickStream
 from monolith.features import Batch, Feature
@@ -37,5 +38,5 @@ class ClickModel(nn.Module):
 
 def history(mode: str) -> ClickStream:
     """Return the minute before the site opened, as if it had been recorded."""
-    rate = {"impressions_per_second": 5000.0, "batch_size": 2048, "batches": HISTORY_SECS * 5000 // 2048}
+    rate = {"impressions_per_second": float(HISTORY_RATE), "batch_size": HISTORY_BATCH, "batches": HISTORY_BATCHES}
     return ClickStream(world().config.model_copy(update=rate))

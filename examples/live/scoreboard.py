@@ -60,14 +60,15 @@ class Scoreboard:
         while kept[0][0] < entry[0] - WINDOW_SECS:
             kept.popleft()
 
-    def report(self, now: float, world_now: float) -> dict[str, object]:
-        """Return what there is to see at this moment, which is `world_now` in the world."""
+    def report(self, now: float, world_now: float, opened: float) -> dict[str, object]:
+        """Return what there is to see at this moment, `world_now` in the world, where the site was opened at `opened`."""
         return {
             "time": now,
             "impressions": self.impressions,
             "clicks": self.clicks,
             "lag_ms": None if self.lag is None else 1000 * self.lag,
             "auc": self._aucs(),
+            "turned": 360 * (world_now - opened) / (3600 * self.world.config.drift_hours),
             "click_rate": self._click_rates(),
             "new_item": self._new_favourite(world_now),
         }

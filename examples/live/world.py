@@ -13,6 +13,7 @@ import json
 import math
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,10 +21,10 @@ import numpy as np
 import orjson
 import torch
 from scoreboard import Probe, Scoreboard
+from world_clock import HISTORY_SECS, WorldClock
 
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.data.transforms import concat_rows, select_rows
-from monolith.durable import write_durably
 from monolith.errors import UnavailableError
 from monolith.features import Batch, Ragged
 from monolith.serve import Client, load
@@ -41,7 +42,7 @@ WORLD = {
     "click_window": 60.0,
 }
 CANDIDATES, EXPLORED = 20, 0.5
-TICK_SECS, REPORT_SECS, HISTORY_SECS = 0.02, 1.0, 60
+TICK_SECS, REPORT_SECS = 0.02, 1.0
 
 
 def world() -> ClickStream:
@@ -49,34 +50,26 @@ def world() -> ClickStream:
     return ClickStream(ClickStreamConfig(**WORLD))
 
 
-def opened_at(folder: Path) -> float:
-    """Return when the site was first opened, Unix seconds: now, if it never was."""
-    file = folder / "opened.json"
-    if not file.exists():
-        write_durably(file, json.dumps(time.time()).encode())
-    return float(json.loads(file.read_text()))
-
-
 class Site:
     """Shows items to users, and streams impressions and clicks."""
 
     def __init__(self, folder: Path, streams: str, server: str, rate: float) -> None:
         self.world, self.rng = world(), np.random.default_rng()
-        # The world goes on from its history when the site opens, and while it is closed.
-        self.clock = opened_at(folder) - self.world.config.start_time - HISTORY_SECS
+        self.clock = WorldClock(folder / "world.json", self.world.config.start_time + HISTORY_SECS)
         self.client, self.users_per_tick = Client(server), max(1, round(rate * TICK_SECS))
         self.impressions, self.actions = (
             open_stream(f"{streams}/{name}").writer() for name in ("impressions", "actions")
         )
         self.requests = (f"{time.time_ns():x}-{number}" for number in itertools.count())
         self.clicks_to_come: list[tuple[float, str]] = []
-        frozen = load(min(folder.glob("model/exported_models/*"), key=lambda path: int(path.name)))
+        # The loop exports what it has learnt at each start, so both models know the same when the site opens.
+        frozen = load(folder / "model" / "exported_models")
         self.scoreboard = Scoreboard(self.world, lambda columns: frozen.predict(columns)["click"].numpy())
         self.probe = Probe()
 
     def tick(self, now: float) -> None:
         """Show something to the users who come at this moment."""
-        users, age = self.world.draw_users(self.rng, self.users_per_tick), now - self.clock
+        users, age = self.world.draw_users(self.rng, self.users_per_tick), self.clock.tick()
         items = self.world.draw_items(self.rng, len(users) * CANDIDATES, age).reshape(len(users), CANDIDATES)
         offers = self.columns(users.repeat(CANDIDATES), items.reshape(-1))
         probed = self.columns(*self.probe.pairs())
@@ -115,18 +108,18 @@ class Site:
             self.actions.append(b'{"action":"click"}', key=request.encode(), timestamp=int(1000 * at))
 
     def report(self, now: float) -> None:
-        """Write a line for the view, and see that what was streamed is on disk."""
+        """Write a line for the view, and see that what was streamed is on disk, and the time until then."""
         self.impressions.flush()
         self.actions.flush()
-        print(
-            json.dumps({"report": self.scoreboard.report(now, now - self.clock), "fresh_ms": self.probe.median_ms()}),
-            flush=True,
-        )
+        self.clock.save()
+        report = self.scoreboard.report(now, self.clock.now, self.clock.opened)
+        print(json.dumps({"report": report, "fresh_ms": self.probe.median_ms()}), flush=True)
 
     def close(self) -> None:
-        """Flush the streams."""
+        """Flush the streams, and let the world wait until the site opens again."""
         self.impressions.close()
         self.actions.close()
+        self.clock.save()
 
 
 def main() -> None:
@@ -139,13 +132,14 @@ def main() -> None:
     parser.add_argument("--secs", type=float, default=math.inf, help="seconds until the site closes, 0: never")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
     site = Site(arguments.folder, arguments.streams, arguments.server, arguments.rate)
     with site.client:
-        while not site.client.ready():
+        while not asked_to_end.is_set() and not site.client.ready():
             time.sleep(0.1)
         begun = due = reported = time.time()
-        while not arguments.secs or due < begun + arguments.secs:
+        while not asked_to_end.is_set() and (not arguments.secs or due < begun + arguments.secs):
             time.sleep(max(0.0, due - time.time()))
             try:
                 site.tick(time.time())
