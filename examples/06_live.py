@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from live_view import View, plain, write_report
+import yaml
+from live_view import View, introduction, write_report
 from rich.console import Console
 from rich.live import Live
 
 HERE = Path(__file__).parent / "live"
+EXPORTS = HERE / "runs" / "live" / "model" / "exported_models"
+QUIET_SECS = 5.0
 
 
 class Loop:
@@ -35,11 +40,25 @@ class Loop:
             start_new_session=True,  # Ctrl-C reaches it through `stop`, so that it ends in order
         )
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what happens until all parts have ended."""
+    def events(self) -> Iterator[dict[str, Any] | None]:
+        """Yield what happens until all parts have ended, and None when nothing has happened for a while."""
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=[lines], daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=QUIET_SECS)
+            except queue.Empty:
+                yield None
+                continue
+            if line is None:
+                return
+            yield json.loads(line)
+
+    def _read(self, lines: queue.SimpleQueue[str | None]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            yield json.loads(line)
+            lines.put(line)
+        lines.put(None)
 
     def stop(self) -> None:
         """Ask it to end."""
@@ -61,19 +80,29 @@ def free_port() -> int:
 def main(secs: float, rate: float) -> int:
     """Run the loop and show it. Returns the exit code."""
     console, port = Console(highlight=False), free_port()
+    page = f"http://127.0.0.1:{port}/"
+    console.print(introduction(secs, page, continues=EXPORTS.exists()), soft_wrap=True)
     loop = Loop(secs, rate, port)
-    view = View(console, f"http://127.0.0.1:{port}/")
+    prepare = [step["run"] for step in yaml.safe_load((HERE / "online.yaml").read_text())["prepare"]]
+    view = View(console, page, prepare)
+
+    def end(*_: object) -> None:
+        view.end()
+        loop.stop()  # a second one kills what has not ended yet
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.stop())  # a second one kills what has not ended yet
+        signal.signal(number, end)
     try:
         with Live(view, console=console, refresh_per_second=4) if console.is_terminal else nullcontext():
             for event in loop.events():
-                view.take(event)
+                if event is None:
+                    view.wait()
+                else:
+                    view.take(event)
         code = loop.process.wait()
     finally:
         loop.process.kill()
-    if view.reports and view.reports[-1]["auc"]:
-        console.print(plain(view.reports[-1]), soft_wrap=True)
+    view.last()
     report = HERE / "runs" / "live" / "report.html"
     if write_report(report, view.reports):
         console.print(f"report  {report.resolve().as_uri()}", soft_wrap=True)

@@ -99,6 +99,11 @@ def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def world_secs(folder: Path) -> float:
+    """Seconds that have passed in the made-up world."""
+    return float(json.loads((folder / "world.json").read_text())["open_secs"])
+
+
 def test_a_click_changes_answers_no_impression_is_lost_and_the_loop_continues(
     examples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,13 +111,17 @@ def test_a_click_changes_answers_no_impression_is_lost_and_the_loop_continues(
     out, _ = first.communicate(timeout=400)
     assert first.returncode == 0, out
     assert "\x1b" not in out, "plain when it is not a terminal"
-    last = out.splitlines()[-2]
+    *_, last = (line for line in out.splitlines() if "impressions" in line)
     assert re.search(
         r"a click is in the answers after [\d,]+ ms; AUC online 0\.\d+, frozen 0\.\d+, best 0\.\d+", last
     ), out
-    report = (examples / "live" / "runs" / "live" / "report.html").read_text()
+    assert out.count(last) == 1
+    assert re.search(r"^page +http://127\.0\.0\.1:\d+/", out, re.MULTILINE), out
+    folder = examples / "live" / "runs" / "live"
+    report = (folder / "report.html").read_text()
     assert "A model that learns while it serves" in report
 
+    passed = world_secs(folder)
     second = demo(examples, "--stay", "--rate", "200")
     assert second.stdout is not None
     with second.stdout as output:
@@ -120,10 +129,15 @@ def test_a_click_changes_answers_no_impression_is_lost_and_the_loop_continues(
         second.send_signal(signal.SIGINT)
         rest = output.read()
     assert second.wait(60) == 0, rest
-    trainer = (examples / "live" / "runs" / "live" / "logs" / "trainer.log").read_text()
+    assert "ending the parts: joiner, trainer, replica, site ..." in rest
+    assert world_secs(folder) > passed > 0, "the made-up world goes on where it was"
+    trainer = (folder / "logs" / "trainer.log").read_text()
     steps = [int(step) for step in re.findall(r"continuing from step (\d+) ", trainer)]
     assert len(steps) == 2
     assert steps[1] > steps[0], "the second loop goes on with what the first has learnt"
+    exports = sorted((folder / "model" / "exported_models").iterdir(), key=lambda export: int(export.name))
+    frozen = [json.loads((export / "signature.json").read_text())["step"] for export in exports]
+    assert frozen == steps, "both models know the same when the site opens"
 
     monkeypatch.chdir(examples / "live")
     assert main(["join", "join.yaml", "--until-end"]) == 0  # windows that were open when the loop ended
