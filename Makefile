@@ -20,19 +20,29 @@ BIN := $(VENV)/bin
 ALONE := env -u MAKEFLAGS
 PIP := $(ALONE) $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 # Shows what pip is doing, one line at a time: an installation that takes minutes must not look as if it hangs.
-SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
+# Of ninja's lines every tenth. All of it is in install.log, whose end is shown when it fails.
+SHOW = 2>&1 | tee $(VENV)/install.log | sed -unE $(SHOWN) || \
+  { tail -n 60 $(VENV)/install.log; echo "The installation failed. All of its output is in $(VENV)/install.log" >&2; exit 1; }
+SHOWN := 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p; \
+  s|^ *\[([0-9]*0/[0-9]+)\] Building .*|  compiled \1 files|p'
 PYTEST := $(BIN)/python -m pytest
 # Exit code 1: tests have failed. They are repeated alone, and named whatever comes of it.
 RUN_TESTS = $(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS) || { test $$? = 1 && $(BIN)/python tests/repeat_failed.py; }
 EXTENSION_SOURCES := CMakeLists.txt deploy/charts/CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: FORCE help demo test check format test-core test-arm64 test-python test-slow wheel fuzz mutants structure docs docs-images servers bench clean distclean
+.PHONY: FORCE introduce help demo test check format test-core test-arm64 test-python test-slow wheel fuzz mutants structure docs docs-images servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.package ## Run the live loop for a minute and write a report; ARGS=--stay keeps it running
+demo: introduce $(VENV)/.package ## Run the live loop for a minute and write a report; ARGS=--stay keeps it running
 	@$(BIN)/python examples/06_live.py $(ARGS)
+
+# First, because the prerequisites of a target are made in this order.
+introduce:
+	@test -e $(VENV)/.package || printf '%s\n' \
+	  'make demo installs PyTorch and other packages into $(VENV), compiles the C++ extension, then runs the live loop for a minute.' \
+	  'The first time, installing and compiling takes two to five minutes on two processors, and each step is a line below.'
 
 # Side by side, because mypy, pip and apt keep one processor busy at most.
 test: ## Run everything that CI runs: check, test-core and the Python tests
@@ -160,7 +170,7 @@ $(VENV)/.tools: constraints.txt
 # rebuild compiles only what has changed.
 $(VENV)/.package: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOURCES)
 	@echo "Building the extension and installing what is missing (the first time this takes a minute or two) ..."
-	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[serve]' $(SHOW)
+	@$(PIP) -v --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[serve]' $(SHOW)
 	@touch $@
 
 # Additional tools for developers: tests, linters, peers of the tests.
