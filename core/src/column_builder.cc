@@ -158,7 +158,7 @@ void ColumnBuilder::end_fixed_row() {
   if (may_fill) {
     fill(spec_.width - count);
   } else if (count == 0 && spec_.width > 0) {
-    throw Mismatch{"field '" + spec_.field + "' is missing; give the column a default, or make it ragged"};
+    throw Mismatch{"field '" + spec_.field + "' is missing; a feature may have a default or be ragged, a label needs its value"};
   } else if (count != spec_.width) {
     throw Mismatch{"field '" + spec_.field + "' has " + std::to_string(count) + " values, expected " +
                    std::to_string(spec_.width)};

@@ -178,8 +178,8 @@ def feature(**kind: object) -> bytes:
         (feature(bytes_list=[b"x", b"y"]), Column(name="f", dtype="bytes"), "has 2 strings, expected 1"),
         (feature(int64_list=[1, 2, 3]), Column(name="f", shape=(2,)), "has 3 values, expected 2"),
         (feature(int64_list=[1]), Column(name="f", nested=True), "the column is nested"),
-        (feature(int64_list=[]), Column(name="f", shape=()), "'f' is missing; give the column a default"),
-        (b"", Column(name="f", shape=()), "'f' is missing; give the column a default"),
+        (feature(int64_list=[]), Column(name="f", shape=()), "'f' is missing; a feature may have a default"),
+        (b"", Column(name="f", shape=()), "'f' is missing; a feature may have a default"),
         (feature(int64_list=[1]) * 2, Column(name="f"), "'f' is there twice"),
     ],
 )

@@ -25,6 +25,8 @@ __all__ = [
     "columns_of",
     "decoded_dictionary_bytes",
     "decompressed_bytes",
+    "missing_value",
+    "require_values",
     "slice_rows",
     "to_batch",
 ]
@@ -283,7 +285,7 @@ def _fixed(column: Column, array: pa.Array) -> torch.Tensor:
         return _numbers(column, _filled(column, array)).reshape(-1, *shape)
     if array.null_count:
         if column.default is None:
-            raise _missing(column)
+            raise SchemaError(f"row {_first_null(array)} of the batch: {missing_value(column)}")
         filler = pa.scalar([column.default] * width, pa.list_(array.type.value_type))
         array = pc.if_else(pc.is_valid(array), pc.cast(array, filler.type), filler)
     values, splits = _rows(column, array)
@@ -312,7 +314,8 @@ def _filled(column: Column, array: pa.Array) -> pa.Array:
     if not array.null_count:
         return array
     if column.default is None:
-        raise _missing(column)
+        row = _first_null(array) // math.prod(column.shape or ())
+        raise SchemaError(f"row {row} of the batch: {missing_value(column)}")
     return pc.fill_null(array, pa.scalar(column.default, array.type))
 
 
@@ -345,8 +348,33 @@ def _wrong(column: Column, array: pa.Array, wanted: str) -> SchemaError:
     return SchemaError(f"column {column.name!r}: expected {wanted}, {column.source!r} is {array.type}")
 
 
-def _missing(column: Column) -> SchemaError:
-    return SchemaError(f"column {column.name!r}: a row is null; give the column a default, or leave out its shape")
+def missing_value(column: Column) -> str:
+    """Return what is wrong with a row that has no value in a column with a shape and without a default.
+
+    Example:
+        >>> missing_value(Column(name="label", shape=()))
+        "column 'label' has no value; leave the row out of the data. A feature, but not a label, may have a default instead"
+    """
+    return (
+        f"column {column.name!r} has no value; leave the row out of the data. A feature, but not a label, may have a default "
+        "instead"
+    )
+
+
+def require_values(table: pa.Table, columns: Sequence[Column], where: Callable[[int], str]) -> None:
+    """Raise `SchemaError` if a row has no value in a column that needs one. `where` says which row of the source it is.
+
+    Example:
+        >>> require_values(pa.table({"label": [1, None]}), [Column(name="label", shape=(), default=0)], str)
+    """
+    for column in columns:
+        index = table.schema.get_field_index(column.source)
+        if column.shape is not None and column.default is None and index >= 0 and table.column(index).null_count:
+            raise SchemaError(f"{where(_first_null(table.column(index)))}: {missing_value(column)}")
+
+
+def _first_null(array: pa.Array | pa.ChunkedArray) -> int:
+    return int(pc.index(pc.is_null(array), True).as_py())
 
 
 Rows = Iterable[Mapping[str, Any]]
@@ -413,4 +441,7 @@ def _rows_to_batch(rows: list[Mapping[str, Any]], columns: Sequence[Column], fir
             arrays.append(pa.array([row.get(column.source) for row in rows], arrow_type(column)))
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise SchemaError(f"column {column.name!r}: rows {first}..{first + len(rows) - 1}: {error}") from None
-    return to_batch(pa.table(arrays, names=[column.source for column in columns]), columns)
+    try:
+        return to_batch(pa.table(arrays, names=[column.source for column in columns]), columns)
+    except SchemaError as error:
+        raise SchemaError(f"rows {first}..{first + len(rows) - 1}: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import IO, Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
-from monolith.data.sources.arrow import arrow_type, columns_of, slice_rows, to_batch
+from monolith.data.sources.arrow import arrow_type, columns_of, require_values, slice_rows, to_batch
 from monolith.data.sources.compressed_files import Compression, StreamDamage, compression_of, open_file, read_stream
 from monolith.data.sources.files import STDIN
 from monolith.data.sources.source import Column, FileSource, SourcePosition, checked_columns
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 _ROW = "\0row"
 _DELIMITERS = (",", ";", "\t", "|", " ")
 _HEADER_BYTES = 1000
+_SHOWN_CHARACTERS = 80  # of a text, in a message
 
 
 class CsvSource(FileSource):
@@ -34,7 +36,8 @@ class CsvSource(FileSource):
 
     `paths`: URLs, globs, folders, or "-" for standard input. Files are decompressed by their suffix. An empty field is missing:
     the default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, split at
-    `list_separator`. At most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are
+    `list_separator`. Texts are split only in a column with `nested=True`. A text with a separator in another is logged once. At
+    most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are
     skipped. Shards take whole files in turn, or rows in turn if there are fewer files than shards.
 
     Example:
@@ -69,6 +72,7 @@ class CsvSource(FileSource):
         self._delimiter, self._names, self._separator = delimiter, names, list_separator
         compression_of("", compression)
         self._compression = compression
+        self._told: set[str] = set()
         super().__init__(paths, batch_size=batch_size, drop_remainder=drop_remainder, max_corrupt=max_corrupt)
 
     @property
@@ -102,7 +106,9 @@ class CsvSource(FileSource):
         for index in range(int(position["file"]), len(self.files), 1 if self._by_row() else self._shard_count):
             first = int(at["row"]) if index == at["file"] else 0
             at.update(file=index, url=self.files[index], row=0)
-            bad = _BadRows(self.files[index], self._max_corrupt, int(at["skipped"]))
+            bad = _BadRows(
+                self.files[index], self._max_corrupt, int(at["skipped"]), self._compression, header=self._names is None
+            )
             for table in self._blocks(self.files[index], bad):
                 if self._by_row():
                     mine = table.column(_ROW).to_numpy() % self._shard_count == self._shard_index
@@ -128,7 +134,7 @@ class CsvSource(FileSource):
         }
         with open_file(url, self._compression, 0) as stream:
             checked = _Checked(stream)
-            with _our_errors(url, bad, lambda: self._header_hint(checked.first_line, fields)):
+            with _our_errors(url, bad, fields, lambda: self._header_hint(checked.first_line, fields)):
                 yield from self._numbered(csv.open_csv(pa.PythonFile(checked, mode="r"), **options))
 
     @staticmethod
@@ -148,16 +154,24 @@ class CsvSource(FileSource):
             return f"its first line {line!r} has no {self._delimiter!r}: give delimiter={others[0]!r}"
         there = dict.fromkeys(line.split(self._delimiter))
         missing = next((field for field in fields if field not in there), fields[0])
-        return f"{nearest_column(there, missing)} A file without a header line needs `names`"
+        hint = nearest_column(there, missing)
+        return f"{hint}{'' if hint.endswith('?') else '.'} A file without a header line needs `names`, those of all its fields"
 
     def _typed(self, table: pa.Table, bad: _BadRows) -> pa.Table:
         """Convert texts to numbers, and drop the rows where that fails."""
-        wrong = sorted(
-            {row for column in self.columns for row in self._unparsable(column, table.column(column.source))}
-        )
+        wrong = {
+            row: column
+            for column in reversed(self.columns)
+            for row in self._unparsable(column, table.column(column.source))
+        }
         if wrong:
-            bad.not_numbers(table.column(_ROW)[wrong[0]].as_py(), len(wrong))
-            table = table.take(np.delete(np.arange(table.num_rows), wrong))
+            first = min(wrong)
+            text = table.column(wrong[first].source)[first].as_py()
+            bad.not_numbers(table.column(_ROW)[first].as_py(), wrong[first], text, len(wrong))
+            table = table.take(np.delete(np.arange(table.num_rows), sorted(wrong)))
+        require_values(table, self.columns, lambda row: bad.at(table.column(_ROW)[row].as_py()))
+        for column in self.columns:
+            self._look_for_lists(column, table, bad)
         arrays = [self._parsed(column, table.column(column.source)) for column in self.columns]
         names = [column.name for column in self.columns]
         return pa.table([*arrays, table.column(_ROW)], names=[*names, _ROW])
@@ -174,6 +188,23 @@ class CsvSource(FileSource):
         yield from self._unparsable(column, texts.slice(0, half))
         yield from (half + row for row in self._unparsable(column, texts.slice(half)))
 
+    def _look_for_lists(self, column: Column, table: pa.Table, bad: _BadRows) -> None:
+        """Say once for each column of texts that a text looks like a list: it would be one id, where several were meant."""
+        if column.dtype != "bytes" or column.nested or column.name in self._told:
+            return
+        row = pc.index(pc.match_substring(table.column(column.source), self._separator), True).as_py()
+        if row >= 0:
+            self._told.add(column.name)
+            text = table.column(column.source)[row].as_py()
+            _log.warning(
+                "%s: column %r: %r is read as one text. If %r separates texts, give the Column nested=True; if not, give "
+                "CsvSource another list_separator",
+                bad.at(table.column(_ROW)[row].as_py()),
+                column.name,
+                _short(text),
+                self._separator,
+            )
+
     def _parsed(self, column: Column, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         kind = arrow_type(column)
         return pc.cast(pc.split_pattern(texts, self._separator) if pa.types.is_list(kind) else texts, kind)
@@ -182,29 +213,62 @@ class CsvSource(FileSource):
 class _BadRows:
     """Counts rows that are left out, up to a limit."""
 
-    def __init__(self, url: str, limit: int, count: int) -> None:
-        self._url, self._limit, self.count = url, limit, count
+    def __init__(self, url: str, limit: int, count: int, compression: Compression, *, header: bool) -> None:
+        self._url, self._limit, self.count, self._compression, self._header = url, limit, count, compression, header
+        self._left_out: list[int] = []
 
     def wrong_fields(self, row: Any) -> str:  # noqa: ANN401 - pyarrow.csv.InvalidRow
         """Arrow's callback for a row with too few or too many fields. Returning "error" ends the reading."""
         self.count += 1
-        _log.warning("%s: a row has %d fields, expected %d", self._url, row.actual_columns, row.expected_columns)
+        self._left_out.append(row.number)
+        _log.warning(
+            "%s: a row has %d fields, expected %d: %r",
+            self._url,
+            row.actual_columns,
+            row.expected_columns,
+            _short(row.text),
+        )
         return "skip" if self.count <= self._limit else "error"
 
-    def not_numbers(self, row: int, count: int) -> None:
+    def not_numbers(self, row: int, column: Column, text: str, count: int) -> None:
         self.count += count
-        where = f"{self._url}: row {row} has a field that is not a number"
+        one, many = ("an integer", "integers") if column.dtype == "int64" else ("a number", "numbers")
+        wanted = one if column.shape == () else f"{many} between list separators"
+        where = f"{self.at(row)}: column {column.name!r}: expected {wanted}, got {_short(text)!r}"
         if self.count > self._limit:
-            raise SchemaError(f"{where} ({self.count} bad rows, max_corrupt is {self._limit})")
+            raise SchemaError(f"{where} (bad rows so far: {self.count}, max_corrupt is {self._limit})")
         _log.warning("%s; skipped, and %d more", where, count - 1)
+
+    def at(self, row: int) -> str:
+        """Return the file and line of a row, which is counted from 0 without the rows that Arrow has left out."""
+        line = row + 1 + self._header
+        for number in self._left_out:
+            line += number <= line
+        return f"{self._url}: line {self._with_blank(line)}"
+
+    def _with_blank(self, line: int) -> int:
+        """Count the blank lines too, which Arrow skips. Standard input cannot be read again: nothing is known of its lines."""
+        if self._url == STDIN:
+            return line
+        with contextlib.suppress(OSError), open_file(self._url, self._compression, 0) as stream:
+            for number, text in enumerate(stream, 1):
+                line -= bool(text.strip(b"\r\n"))
+                if not line:
+                    return number
+        return line
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 @contextlib.contextmanager
-def _our_errors(url: str, bad: _BadRows, header_hint: Callable[[], str]) -> Iterator[None]:
+def _our_errors(url: str, bad: _BadRows, fields: Sequence[str], header_hint: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except pa.ArrowKeyError as error:
-        raise SchemaError(f"{url}: {error}; {header_hint()}") from None
+        field = next((name for name in fields if f"'{name}'" in str(error)), fields[0])
+        raise SchemaError(f"{url}: there is no field {field!r}; {header_hint()}") from None
     except StreamDamage as damage:
         raise CorruptFileError(f"{url}: {damage}") from None
     except pa.ArrowInvalid as error:
@@ -298,15 +362,21 @@ class ParquetSource(FileSource):
                 held = pa.concat_tables([held, table.slice(0, begin)])
                 if held.num_rows < size:
                     continue
-                yield to_batch(held, self.columns), {**at, "row": row + begin}
+                yield self._batch(held, at), {**at, "row": row + begin}
             end = table.num_rows - (table.num_rows - begin) % size
             if end > begin:
-                batch = to_batch(table.slice(begin, end - begin), self.columns)
+                batch = self._batch(table.slice(begin, end - begin), at)
             for first in range(0, end - begin, size):
                 yield slice_rows(batch, first, first + size), {**at, "row": row + begin + first + size}
             held = table.slice(end) if end < table.num_rows else None
         if held is not None and not self._drop_remainder:
-            yield to_batch(held, self.columns), {**self._start(), "file": len(self.files)}
+            yield self._batch(held, at), {**self._start(), "file": len(self.files)}
+
+    def _batch(self, table: pa.Table, at: SourcePosition) -> Batch:
+        try:
+            return to_batch(table, self.columns)
+        except SchemaError as error:
+            raise SchemaError(f"{at['url']}: {error}") from None
 
     def _groups(self, position: SourcePosition) -> Iterator[tuple[SourcePosition, pa.Table]]:
         """Yield this shard's row groups from `position` on, each with the position of its first row."""
@@ -321,8 +391,15 @@ class ParquetSource(FileSource):
                     # Counted from the file's own number, so that no shard has to open all files to know its part.
                     if (index + group) % self._shard_count == self._shard_index:
                         row = int(at["row"])
-                        yield {**at, "group": group}, file.read(group, fields).slice(row)
+                        table = file.read(group, fields).slice(row)
+                        where = partial(_group_row, f"{self.files[index]}: row group {group}", row)
+                        require_values(table, self.columns, where)
+                        yield {**at, "group": group}, table
                     at["row"] = 0
+
+
+def _group_row(group: str, first: int, row: int) -> str:
+    return f"{group}, row {first + row}"
 
 
 STREAM_KEY = b"monolith.stream"
