@@ -5,6 +5,9 @@ The values may change only together with a migration of all saved tables.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -50,6 +53,16 @@ STRINGS = {
 
 def test_strings() -> None:
     assert hash_strings(list(STRINGS)).tolist() == list(STRINGS.values())
+
+
+def test_the_documented_vectors() -> None:
+    page = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    vectors = {
+        text: int(id_) for text, id_ in re.findall(r"^\| (\(empty\)|`.*?`) \| .*\| (-?\d{15,}) \|$", page, re.MULTILINE)
+    }
+    assert len(vectors) == 7
+    texts = ["" if text == "(empty)" else text.strip("`") for text in vectors]
+    assert hash_strings(texts).tolist() == list(vectors.values())
 
 
 @pytest.mark.parametrize(

@@ -194,27 +194,33 @@ class HashText(Config):
     """Replaces text by ids of `monolith.features.hash_strings`: the same text is the same id in every column and run.
 
     One text in a row becomes int64 [rows]. Of lists of texts (`<name>.lengths` next to the bytes, as sources give nested
-    columns) each list becomes a row of a `Ragged` of int64, and the lengths are dropped. A row without a text has the empty
-    one.
+    columns) each list becomes a row of a `Ragged` of int64, and the lengths are dropped.
+
+    A row without a text has the empty one, whose id gets a row of the table like any other. With `skip_empty` it has no id.
 
     Example:
         >>> batch = {"city": Ragged.from_lists([list(b"Bonn"), list(b"Rome"), list(b"Bonn")], dtype=torch.uint8)}
         >>> first, second, third = HashText(columns=("city",))(batch)["city"].tolist()
         >>> first == third, first == second
         (True, False)
+        >>> HashText(columns=("city",), skip_empty=True)({"city": Ragged.from_lists([[], [66]], dtype=torch.uint8)})["city"]
+        Ragged(2 rows, 1 value of int64: [[], [-577116572233714270]])
     """
 
     columns: tuple[str, ...] = Field(min_length=1)
     """Columns of uint8, one text or one list of texts in each row."""
+    skip_empty: bool = False
+    """Leave out empty texts: each column becomes a `Ragged`, and a row without a text has no id, so nothing is looked up or
+    trained for it."""
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the transformed batch. The given one is not changed."""
-        hashed = {name: _ids(name, batch) for name in self.columns}
+        hashed = {name: _ids(name, batch, skip_empty=self.skip_empty) for name in self.columns}
         spent = {_lengths(name) for name in self.columns}
         return {**{name: column for name, column in batch.items() if name not in spent}, **hashed}
 
 
-def _ids(name: str, batch: Batch) -> BatchColumn:
+def _ids(name: str, batch: Batch, *, skip_empty: bool) -> BatchColumn:
     text, lengths = column_of(batch, name), batch.get(_lengths(name))
     if not isinstance(text, Ragged) or text.values.dtype != torch.uint8:
         kind = "rows of one length" if not isinstance(text, Ragged) else f"Ragged of {text.values.dtype}"
@@ -223,8 +229,14 @@ def _ids(name: str, batch: Batch) -> BatchColumn:
         )
     if isinstance(lengths, Ragged):
         ends = np.concatenate([[0], np.cumsum(lengths.values.numpy(), dtype=np.int64)])
-        return Ragged(_hash(text.values, ends), lengths.offsets)
-    return _hash(text.values, text.offsets.numpy())
+        rows = lengths.offsets.numpy()
+    else:
+        ends, rows = text.offsets.numpy(), np.arange(len(text) + 1)
+    ids = _hash(text.values, ends)
+    if skip_empty:
+        kept = np.diff(ends) > 0
+        return Ragged(ids[torch.from_numpy(kept)], np.concatenate([[0], np.cumsum(kept)])[rows])
+    return Ragged(ids, rows) if isinstance(lengths, Ragged) else ids
 
 
 def _hash(text: torch.Tensor, splits: np.ndarray) -> torch.Tensor:
