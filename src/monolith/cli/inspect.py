@@ -12,6 +12,7 @@ import typer
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError, MonolithError
+from monolith.features import hash_strings
 from monolith.serve.predictor import load
 from monolith.state import ModelDir, RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
 from monolith.state.inspect import CheckpointInspection
@@ -24,6 +25,7 @@ __all__ = ["inspect"]
 
 NO_ROW = "no row: it reads its initial value"
 """Printed for an id that a table has never trained, or that has expired."""
+_SHOWN_SLOTS = 10
 
 
 def inspect(
@@ -34,13 +36,24 @@ def inspect(
         ),
     ],
     id_: Annotated[int | None, typer.Option("--id", help="Also print the row of this id in each table.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Also print the id of this text, as HashText makes it, and its row in each table."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the contents of a table, export, checkpoint or run.
 
-    These are rows, bytes and slots of its tables, and with --id the row of one id.
+    These are rows, bytes and slots of its tables, and with --id or --text the row of one id. A feature with a slot has its own
+    ids, see `to_fids`: give those by --id.
     """
-    show(_answer(path, id_), as_json=as_json, title=path)
+    if text is None:
+        show(_answer(path, id_), as_json=as_json, title=path)
+        return
+    if id_ is not None:
+        raise InvalidArgumentError("--id, --text: expected one of them, got both")
+    hashed = int(hash_strings([text])[0])
+    show({"text": text, "text_id": hashed, **_answer(path, hashed)}, as_json=as_json, title=path)
 
 
 def _answer(path: str, id_: int | None) -> dict[str, object]:
@@ -155,7 +168,7 @@ def _describe(table: EmbeddingTable, id_: int | None) -> dict[str, object]:
         "dim": table.dim,
         "segments": _segments(table.config),
         "newest_event_time": stats.max_event_time,
-        "rows_by_slot": _rows_by_slot(table),
+        **_rows_by_slot(table),
     }
     if id_ is not None:
         described["id"] = _row(table.lookup_entry([id_])) if id_ in table else NO_ROW
@@ -172,9 +185,15 @@ def _row(entries: Entries) -> dict[str, object]:
     return {"values": entries.values[0].tolist(), "time": int(entries.times[0]), **slots}
 
 
-def _rows_by_slot(table: EmbeddingTable) -> dict[str, int]:
-    """Count the rows by the bits of an id that hold the slot of a fid v2."""
+def _rows_by_slot(table: EmbeddingTable) -> dict[str, object]:
+    """Count the rows by the bits of an id that hold the slot of a fid v2.
+
+    Hashed ids have any bits there, so only the slots with the most rows are shown, and how many others there are.
+    """
     counts = np.zeros(1 << 15, dtype=np.int64)
     for entries in table.iter_batches():
         counts += np.bincount((entries.ids.numpy() >> 48) & 0x7FFF, minlength=len(counts))
-    return {str(slot): int(counts[slot]) for slot in np.flatnonzero(counts)}
+    largest = np.argsort(-counts, kind="stable")[:_SHOWN_SLOTS]
+    shown = {str(slot): int(counts[slot]) for slot in np.sort(largest) if counts[slot]}
+    others = int(np.count_nonzero(counts)) - len(shown)
+    return {"rows_by_slot": shown, **({"other_slots": others} if others else {})}

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from checkpoint_tables import new_table, train
+from monolith import EmbeddingTable
 from monolith.cli import main
+from monolith.features import hash_strings
 from monolith.log import ChangeLog
 from monolith.state import write_checkpoint
+from monolith.testing import sgd_table_config
 
 
 @pytest.fixture
@@ -67,3 +70,27 @@ def test_a_url(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_checkpoint(f"memory://{tmp_path.name}/model.ckpt-4", state={}, step=4)
     assert answer(capsys, f"memory://{tmp_path.name}")["step"] == 4
     assert answer(capsys, f"memory://{tmp_path.name}/model.ckpt-4")["kind"] == "checkpoint"
+
+
+def test_a_text_is_looked_up_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = EmbeddingTable(sgd_table_config(2, name="item"))
+    table.reinitialize(hash_strings(["item-5"]))
+    table.save(tmp_path / "item.table")
+    found = answer(capsys, tmp_path / "item.table", "--text", "item-5")
+    assert (found["text"], found["text_id"]) == ("item-5", hash_strings(["item-5"]).item())
+    assert len(found["tables"]["item"]["id"]["values"]) == 2
+    assert answer(capsys, tmp_path / "item.table", "--text", "new")["tables"]["item"]["id"].startswith("no row")
+    assert main(["inspect", f"{tmp_path}/item.table", "--text", "item-5", "--id", "5"]) == 2
+    assert "--id, --text: expected one of them" in capsys.readouterr().err
+
+
+def test_of_many_slots_only_the_largest_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = EmbeddingTable(sgd_table_config(2, name="item"))
+    table.reinitialize([slot << 48 | n for slot in range(1, 31) for n in range(2 if slot > 25 else 1)])
+    table.save(tmp_path / "item.table")
+    found = answer(capsys, tmp_path / "item.table")["tables"]["item"]
+    assert found["rows_by_slot"] == {
+        **{str(slot): 1 for slot in range(1, 6)},
+        **{str(slot): 2 for slot in range(26, 31)},
+    }
+    assert found["other_slots"] == 20

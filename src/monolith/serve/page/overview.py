@@ -126,7 +126,7 @@ class Overview:
         if url not in self._replicas:
             return json_response({"error": "replica: it is none of this page"}, status=404)
         parts = request.path_parameters
-        query = urlencode({name: request.query[name] for name in ("model", "version") if name in request.query})
+        query = urlencode({name: request.query[name] for name in ("model", "version", "text") if name in request.query})
         try:
             path = f"/ids/{quote(parts['table'], safe='')}/{quote(parts['id'], safe='')}?{query}"
             status, answer = self._get(url, path)

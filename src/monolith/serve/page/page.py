@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import json
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monolith.errors import InvalidArgumentError, ModelNotFoundError, MonolithError
+from monolith.features import hash_strings
 from monolith.log import LogReader, RowChange, history
 from monolith.optional_packages import import_extra
 from monolith.serve.metrics import LoadSample, ServingMetrics, VersionTotals
@@ -52,10 +54,13 @@ _SAFE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _MAX_CHANGES = 100
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 class Page:
     """The operator's page of one server: `/`, `/static/...`, `/status.json`, `/ids/{table}/{id}` and `/metrics`.
+
+    An id that is not an integer is a text, whose id is that of `hash_strings`. A text of digits needs `?text=1`.
 
     Args:
         metrics: Observes the server.
@@ -252,11 +257,15 @@ class Page:
         parts, query = request.path_parameters, request.query
         try:
             version = int(query["version"]) if query.get("version") else None
-            row = self.row(parts["table"], int(parts["id"]), model=query.get("model") or None, version=version)
+            text = {"text": parts["id"]} if query.get("text") or not _INTEGER.fullmatch(parts["id"]) else {}
+            id_ = int(hash_strings([parts["id"]])[0]) if text else int(parts["id"])
+            row = text | self.row(parts["table"], id_, model=query.get("model") or None, version=version)
         except (InvalidArgumentError, ModelNotFoundError) as error:
             return json_response({"error": str(error)}, status=404)
         except ValueError:
-            return json_response({"error": f"id: expected an integer, got {parts['id'][:64]!r}"}, status=400)
+            wrong = "id" if _INTEGER.fullmatch(query.get("version") or "0") else "version"
+            given = parts["id"] if wrong == "id" else query["version"]
+            return json_response({"error": f"{wrong}: expected an integer, got {given[:64]!r}"}, status=400)
         except MonolithError as error:
             return json_response({"error": str(error)}, status=503)
         return json_response(row)

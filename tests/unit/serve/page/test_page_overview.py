@@ -55,7 +55,8 @@ def test_replicas_are_shown_together_and_a_dead_one_apart() -> None:
             query = f"?replica={one.address}&model=clicks&version=3"
             status, row = fetched(f"{server.address}/ids/user/7{query}")
             assert (status, row["norm"], len(row["changes"])) == (200, 5.0, 1)
-            assert fetched(f"{server.address}/ids/user/x{query}")[0] == 400
+            assert fetched(f"{server.address}/ids/user/7{query}&text=1")[1]["text"] == "7"
+            assert fetched(f"{server.address}/ids/user/{'9' * 5000}{query}")[0] == 400
             assert fetched(f"{server.address}/ids/user/7?replica={dead}")[0] == 502
             assert fetched(f"{server.address}/ids/user/7?replica=http://127.0.0.1:1/x")[0] == 404
 

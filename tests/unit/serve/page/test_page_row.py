@@ -13,6 +13,7 @@ import pytest
 
 from monolith import EmbeddingTable
 from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.features import hash_strings
 from monolith.log import ChangeLog, RowChange
 from monolith.serve.metrics import ServingMetrics
 from monolith.serve.page import Page, row_history
@@ -60,7 +61,7 @@ def test_the_row_of_another_version() -> None:
         ("nothing", "7", {}, 404, "there is user"),
         ("user", "7", {"model": "other"}, 404, "no table of this model"),
         ("user", "7", {"version": "9"}, 404, "no table of this model"),
-        ("user", "x", {}, 400, "expected an integer, got 'x'"),
+        ("user", "7", {"version": "x"}, 400, "version: expected an integer, got 'x'"),
         ("user", "9223372036854775808", {}, 404, "expected an int64"),
         ("user", "9" * 100_000, {}, 400, "expected an integer"),
     ],
@@ -144,3 +145,16 @@ def test_history_of_a_run_folder(tmp_path: Path) -> None:
 def test_an_id_that_is_no_int64_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="expected an int64"):
         Page(ServingMetrics()).row("user", 2**63)
+
+
+def test_a_text_is_looked_up_by_its_id() -> None:
+    served = replica(tables=("item",))
+    of_text, of_digits = hash_strings(["brand-new item", "7"]).tolist()
+    served.predictor.stores[""].tables["item"].assign(
+        [of_text, of_digits], np.array([[6.0, 8.0], [0.0, 2.0]], np.float32)
+    )
+    page = Page(ServingMetrics(repository(served)))
+    _, row = asked(page, "item", "brand-new item")
+    assert (row["text"], row["id"], row["norm"]) == ("brand-new item", str(of_text), 10.0)
+    assert asked(page, "item", "7", text="1")[1]["norm"] == 2.0
+    assert "text" not in asked(page, "item", "7")[1]

@@ -396,7 +396,7 @@ const served = (change) => (change.served ? `${change.served_earlier ? "before "
 
 function describeRow(row) {
   const now = scroller("Row");
-  fill(now, `Id ${row.id} in table ${row.table} of ${row.model}, version ${row.version}, now`, [
+  fill(now, `${row.text === undefined ? "" : `Text "${row.text}", `}Id ${row.id} in table ${row.table} of ${row.model}, version ${row.version}, now`, [
     ["row", (x) => (x.found ? "yes" : "none: it is read as its initial value"), "name"],
     ["norm", (x) => (x.found ? metric(x.norm) : "–"), "number"],
     ["newest event", (x) => moment(x.event_time), "number"],
