@@ -125,7 +125,7 @@ class ModelJob:
         if self.config.input is None:
             return None
         if isinstance(self.config.input, StreamInput):
-            return self.config.input.open(until_end=None if mode == "train" else True)
+            return self.config.input.transformed(self.config.input.open(until_end=None if mode == "train" else True))
         batches: Iterable[Batch] | None = _call(self.config.input, "input_args", self.config.input_args, mode)
         if batches is None:
             raise ConfigError(
@@ -150,15 +150,20 @@ def history_then_stream(history: Iterable[Batch], config: JobConfig) -> HistoryT
             f"JobConfig.then.{missing[0]}: missing, and the input, a {type(history).__name__}, does not say it; give then: "
             "{stream: ..., columns: [...], batch_size: ...}"
         )
-    live = StreamInput.from_json(json.dumps(given)).open()
+    then = StreamInput.from_json(json.dumps(given))
+    live = then.open()
     start = start_after(history, live) if config.then_from == "after-history" else config.then_from
-    stream = transformed_like(live.starting_at(start), history)
+    live = live.starting_at(start)
+    stream = transformed_like(live, history) if then.transforms is None else then.transformed(live)
     return HistoryThenStream(history, stream, epochs=config.run.epochs or 1)
 
 
 def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own
     """Call `module:name`. Raises `ConfigError` if it does not take these arguments."""
-    function = named(name)
+    try:
+        function = named(name)
+    except ConfigError as error:
+        raise ConfigError(f"JobConfig.{field.removesuffix('_args')}: {error}") from None
     try:
         inspect.signature(function).bind(*first, **arguments)
     except TypeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from monolith.config import nearest_name
 from monolith.errors import ConfigError, StorageError
 
 __all__ = ["Json", "Sets", "Target", "Untrained", "named", "read_yaml", "set_field", "size_in_bytes"]
@@ -75,18 +75,24 @@ def named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that 
         >>> named("torch.nn:Identity").__name__
         'Identity'
     """
-    module, _, attribute = name.partition(":")
+    module_name, _, attribute = name.partition(":")
     # As `python -m` does: the user's own modules are in the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"{name!r}: there is no module {error.name!r}; is it installed, or in this folder?") from None
-    except AttributeError as error:
-        raise ConfigError(f"{name!r}: {error}") from None
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            near = nearest_name(part, vars(found)) if hasattr(found, "__dict__") else None
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"{name!r}: there is no {part!r} in {module_name}{hint}") from None
+    return found
 
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}

@@ -198,7 +198,11 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["train", "cli_job:Model", "--set", "run.clip_nrom=1"], 2, "did you mean 'clip_norm'"),
-        (["train", "cli_job:Modell"], 2, "has no attribute 'Modell'"),
+        (
+            ["train", "cli_job:Modell"],
+            2,
+            "JobConfig.model: 'cli_job:Modell': there is no 'Modell' in cli_job; did you mean 'Model'?",
+        ),
         (["train", "no_such_module:Model"], 2, "there is no module 'no_such_module'"),
         (["train", "cli_job:Model", "--set", "input=cli_job:broken"], 2, "the batch has no column 'clicked'"),
         (["train", "cli_job:Model", "--set", "input=cli_job:nothing"], 2, "cli_job:nothing('train') returned None"),

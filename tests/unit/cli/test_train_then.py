@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from monolith.cli import main
+from monolith.state import inspect_checkpoint
 from monolith.streams import Stream, open_stream
 
 OPTIONS = {"stop_when_idle_secs": 0.3, "max_wait_secs": 0.01}
@@ -82,6 +83,8 @@ def test_flags_say_where_the_stream_begins(folder: Path, train: Train) -> None:
         ([], {"batchsize": 3, "stream": "x"}, "StreamInput.batchsize: unknown field"),
         ([], {}, "JobConfig.then.stream: missing"),
         (["--then-from", "tomorrow"], "events", "start: expected"),
+        ([], {"stream": "x", "transforms": [{"HashTxt": {}}]}, "there is no 'HashTxt'; did you mean 'HashText'?"),
+        ([], {"stream": "x", "transforms": [{"HashText": {"column": "id"}}]}, "HashText.column: unknown field"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(
@@ -93,3 +96,17 @@ def test_what_is_missing_or_wrong_is_said(
 ) -> None:
     job = {} if then is None else {"then": str(folder / then) if then == "events" else then}
     assert message in train(*flags, **job)["error"]
+
+
+def test_the_stream_may_have_its_own_transforms(folder: Path, train: Train) -> None:
+    kept = [{"FilterByExpression": {"expression": "id < 9"}}]
+    then = {"stream": str(folder / "events"), **OPTIONS, "transforms": kept}
+    assert train(then=then)["steps_made"] == 3
+    assert train("--model-dir", str(folder / "other"), then={**then, "transforms": []})["steps_made"] == 3
+    rows = {name: answer_rows(folder / name) for name in ("run", "other")}
+    assert rows == {"run": 9, "other": 12}
+
+
+def answer_rows(model_dir: Path) -> int:
+    ((_, table),) = inspect_checkpoint(str(max(model_dir.glob("model.ckpt-*[0-9]")))).tables.items()
+    return table.rows

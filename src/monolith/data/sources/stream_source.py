@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import datetime
+import inspect
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from monolith.config import Config
+from monolith.config import Config, nearest_name
 from monolith.data.messages import LONGEST_MESSAGE, MessageDecoder, StreamFormat
 from monolith.data.sources.dead_letters import DeadLetters
 from monolith.data.sources.event_times import EventTimes
 from monolith.data.sources.records import RecordHeader
 from monolith.data.sources.source import Column, PartitionLag, Source, SourcePosition, StreamLag, checked_columns
 from monolith.data.sources.stream_reading import Place, StreamReading, is_before
-from monolith.errors import InvalidArgumentError
+from monolith.data.transforms.compose import Transform, Transformed
+from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
 from monolith.features import Batch
 from monolith.streams import END, Stream, StreamReader, open_stream
 
@@ -488,12 +491,48 @@ class StreamInput(StreamOptions):
     """URL of the stream that bad records are written to."""
     settings: dict[str, str] = {}
     """What is not in the URL, see `open_stream`."""
+    transforms: tuple[dict[str, dict[str, JsonValue]], ...] | None = None
+    """Transforms of the batches, in order: each a name in `monolith.data.transforms` with its fields, such as
+    `HashText: {columns: [user]}`. None: of an input none, of `then` those of the input."""
+
+    def transformed(self, source: StreamSource) -> StreamSource | Transformed:
+        """Return `source` with the transforms of the field.
+
+        Raises:
+            ConfigError: there is no such transform, or it does not take these fields.
+        """
+        made = self._made_transforms()
+        return Transformed(source, *made) if made else source
+
+    def _made_transforms(self) -> list[Transform]:
+        return [_transform(name, fields) for each in self.transforms or () for name, fields in each.items()]
 
     def open(self, *, until_end: bool | None = None) -> StreamSource:
-        """Return the source. `until_end` overrides the field."""
+        """Return the source, without `transforms`. `until_end` overrides the field."""
+        self._made_transforms()  # one that is wrong is said before anything is opened
         options = {name: getattr(self, name) for name in StreamOptions.model_fields}
         if until_end is not None:
             options["until_end"] = until_end
         return StreamSource(
             self.stream, self.columns, dead_letters=self.dead_letters, settings=self.settings or None, **options
         )
+
+
+def _transform(name: str, fields: Mapping[str, JsonValue]) -> Transform:
+    from monolith.data import transforms
+
+    known = [each for each in transforms.__all__ if "__call__" in dir(getattr(transforms, each))]
+    if name not in known:
+        near = nearest_name(name, known)
+        hint = f"did you mean {near!r}?" if near else "expected a name of monolith.data.transforms"
+        raise ConfigError(f"StreamInput.transforms: there is no {name!r}; {hint}")
+    kind = getattr(transforms, name)
+    try:
+        if isinstance(kind, type) and issubclass(kind, Config):
+            made: Transform = kind.from_json(json.dumps(fields))  # type: ignore[assignment]
+        else:
+            inspect.signature(kind).bind(**fields)
+            made = kind(**fields)
+    except (TypeError, MonolithError) as error:
+        raise ConfigError(f"StreamInput.transforms: {name}: {error}") from None
+    return made
