@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, NamedTuple
 
 import typer
 from rich import filesize
@@ -187,12 +187,16 @@ def write(
     records: Annotated[
         bool, typer.Option("--records", help="Lines are as `read` prints them: with value, key, timestamp and headers.")
     ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write each line as it is, whatever it holds.")] = False,
     settings: StreamSettings = None,
 ) -> None:
     """Write lines of a file or of standard input as records.
 
-    The records are stored when the command ends with 0. Lines are JSON, and empty ones are left out.
+    The records are stored when the command ends with 0. Each line is a JSON object, and empty ones are left out. At the first
+    line that is none the command ends with 2, and says how many records before it were written.
     """
+    if raw and (records or key is not None):
+        raise InvalidArgumentError("--raw: expected it alone, --records and --key need lines that are JSON objects")
     found = open_stream(url, settings=_parsed(settings))
     count = 0
     with _opened(file) as lines, found.writer(None if partition is None else [partition]) as writer:
@@ -200,12 +204,21 @@ def write(
             text = line.strip()
             if not text:
                 continue
-            fields = _object(text, number) if key is not None or records else {}
-            if records:
-                value, own_key, timestamp, headers = _record(fields, number)
-                writer.append(value, key=own_key, timestamp=timestamp, headers=headers)
-            else:
-                writer.append(text, key=None if key is None else _key(fields, key, number))
+            try:
+                if raw:
+                    record = _Record(text, None, None, ())
+                elif records:
+                    record = _record(_object(text, number), number)
+                else:
+                    fields = _object(text, number)
+                    record = _Record(text, None if key is None else _key(fields, key, number), None, ())
+            except InvalidArgumentError as error:
+                writer.flush()
+                hint = "" if records or key is not None else "; --raw writes any lines"
+                raise InvalidArgumentError(
+                    f"{error}{hint}. {count:,} records, of the lines before it, were written: go on with line {number:,}"
+                ) from None
+            writer.append(record.value, key=record.key, timestamp=record.timestamp, headers=record.headers)
             count += 1
         writer.flush()
     _console(stderr=True).print(f"{found.url}: {count:,} records written")
@@ -358,10 +371,15 @@ def _object(text: bytes, number: int) -> dict[str, object]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise InvalidArgumentError(f"line {number}: is not JSON: {error}") from None
+        raise InvalidArgumentError(f"line {number}: expected a JSON object, got {_short(text)}: {error}") from None
     if not isinstance(fields, dict):
-        raise InvalidArgumentError(f"line {number}: expected a JSON object, got {type(fields).__name__}")
+        raise InvalidArgumentError(f"line {number}: expected a JSON object, got {_short(text)}")
     return fields
+
+
+def _short(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 def _key(fields: Mapping[str, object], key: str, number: int) -> bytes:
@@ -371,9 +389,14 @@ def _key(fields: Mapping[str, object], key: str, number: int) -> bytes:
     return (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
-def _record(
-    fields: Mapping[str, object], number: int
-) -> tuple[bytes, bytes | None, int | None, tuple[tuple[str, bytes], ...]]:
+class _Record(NamedTuple):
+    value: bytes
+    key: bytes | None
+    timestamp: int | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+def _record(fields: Mapping[str, object], number: int) -> _Record:
     value, timestamp, headers = _data(fields, "value", number), fields.get("timestamp"), fields.get("headers", [])
     if value is None:
         raise InvalidArgumentError(f"line {number}: has no value or value_base64, which --records needs")
@@ -382,7 +405,7 @@ def _record(
     pairs = tuple((str(each["name"]), _data(each, "value", number) or b"") for each in headers)
     # -1 says that it has none.
     when = None if timestamp is None or timestamp < 0 else timestamp
-    return value, _data(fields, "key", number), when, pairs
+    return _Record(value, _data(fields, "key", number), when, pairs)
 
 
 def _data(fields: Mapping[str, object], name: str, number: int) -> bytes | None:

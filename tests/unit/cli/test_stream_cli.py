@@ -145,8 +145,8 @@ def test_streams_are_listed_and_partitions_added(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("data", "arguments", "message"),
     [
-        (b"{", ["--key", "user"], "line 1: is not JSON"),
-        (b"\n[1]", ["--key", "user"], "line 2: expected a JSON object, got list"),
+        (b"{", ["--key", "user"], "line 1: expected a JSON object"),
+        (b"\n[1]", ["--key", "user"], "line 2: expected a JSON object, got"),
         (b'{"item": 1}', ["--key", "user"], "line 1: has no field 'user', which --key names"),
         (b'{"item": 1}', ["--records"], "line 1: has no value or value_base64"),
         (b'{"value_base64": "?"}', ["--records"], "line 1: value_base64 is not base64"),
