@@ -14,7 +14,7 @@ import typer
 from monolith.cli.options import Json, read_yaml
 from monolith.cli.output import show, showing_progress
 from monolith.console import Progress
-from monolith.errors import ConfigError, InvalidArgumentError, StorageError
+from monolith.errors import ConfigError, InvalidArgumentError, SchemaError, StorageError
 from monolith.nn.pretrained import has_tfra, import_state_dict, import_tfra, read_state_dict, read_vocabulary
 from monolith.original.dump import export_dump, export_multi_dump, import_dump, import_multi_dump
 from monolith.original.dump_files import has_dump
@@ -101,7 +101,13 @@ def _pretrained(
     given = _table(read_yaml(config), str(config))
     if _is_state_dict(sources[0]):
         ids = None if vocabulary is None else read_vocabulary(vocabulary)
-        table = import_state_dict(read_state_dict(sources[0]), given, weight=weight, vocabulary=ids)
+        state = read_state_dict(sources[0])
+        try:
+            table = import_state_dict(state, given, weight=weight, vocabulary=ids)
+        except SchemaError as error:
+            # Arguments of the function are options here.
+            is_option = str(error).startswith(("weight:", "vocabulary:"))
+            raise SchemaError(f"{'--' if is_option else ''}{error}") from None
     elif weight is not None or vocabulary is not None:
         raise InvalidArgumentError("--weight, --vocabulary: only for a state dict; the files of TFRA say their ids")
     else:

@@ -92,7 +92,8 @@ def import_state_dict(
 
     Args:
         state: tensors by name, as `read_state_dict` returns them. More than the embedding may be in it.
-        config: the table, of the same dim.
+        config: the table, of the same dim. If its first segment has dim 1, the bias of a `Feature`, rows may come without it:
+            their biases have their initial values.
         weight: name of the embedding's tensor, [rows, dim]. None takes `...<name of the table>.weight`, or the only embedding.
         vocabulary: the ids.
 
@@ -104,13 +105,20 @@ def import_state_dict(
         >>> torch.equal(table.lookup([2**60])[0], embedding.weight[1])
         True
     """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(
+            f"state: expected tensors by name, got a {type(state).__name__}; read_state_dict returns those of a file"
+        )
     name = _weight_name(state, config) if weight is None else weight
     if name not in state:
         raise SchemaError(f"weight: there is no tensor {name!r}; there are {', '.join(sorted(state)) or 'none'}")
     rows = state[name].detach().cpu()
-    if rows.ndim != 2 or not rows.is_floating_point() or rows.shape[1] != config.dim:
+    widths = _widths(config)
+    if rows.ndim != 2 or not rows.is_floating_point() or rows.shape[1] not in widths:
+        expected = " or ".join(f"[rows, {width}]" for width in widths)
+        without = ", its vector without the bias" if len(widths) > 1 else ""
         raise SchemaError(
-            f"{name}: expected floats [rows, {config.dim}], as table {config.name!r} has dim {config.dim}, got {rows.dtype} "
+            f"{name}: expected floats {expected}, as table {config.name!r} has dim {config.dim}{without}, got {rows.dtype} "
             f"{list(rows.shape)}"
         )
     if vocabulary is not None:
@@ -122,6 +130,12 @@ def import_state_dict(
     else:
         ids = places = np.arange(len(rows))
     return _table(config, ids, places, rows)
+
+
+def _widths(config: TableConfig) -> tuple[int, ...]:
+    """Return how many numbers a row may have: all, or those of the vector after a bias."""
+    has_bias = len(config.segments) > 1 and config.segments[0].dim == 1
+    return (config.dim, config.dim - 1) if has_bias else (config.dim,)
 
 
 def _weight_name(state: Mapping[str, Tensor], config: TableConfig) -> str:
@@ -248,7 +262,7 @@ def import_tfra(source: str | Path, config: TableConfig) -> EmbeddingTable:
 
     Args:
         source: the folder, if it has one variable, or the path of the variable's files up to `_mht_` or `-keys`.
-        config: the table, of the same dim.
+        config: the table, of the same dim, or with a bias before it, as in `import_state_dict`.
 
     Raises `SchemaError` for files that do not fit the table or each other, `CorruptFileError` for a cut file.
     """
@@ -274,12 +288,13 @@ def _tfra_part(keys: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarray]
     if len(raw_ids) % 8:
         raise CorruptFileError(f"{keys}: expected int64 keys, got {len(raw_ids)} bytes; the file was cut")
     rows = len(raw_ids) // 8
-    if len(raw_values) != rows * config.dim * 4:
+    width = next((width for width in _widths(config) if len(raw_values) == rows * width * 4), None)
+    if width is None:
         raise SchemaError(
             f"{values}: expected {rows} rows of {config.dim} float32, {rows * config.dim * 4} bytes, got "
             f"{len(raw_values)} bytes; check the dim of the table, and that no file was cut"
         )
-    return np.frombuffer(raw_ids, "<i8"), np.frombuffer(raw_values, "<f4").reshape(rows, config.dim)
+    return np.frombuffer(raw_ids, "<i8"), np.frombuffer(raw_values, "<f4").reshape(rows, width)
 
 
 def _table(config: TableConfig, ids: np.ndarray, places: np.ndarray, rows: Tensor) -> EmbeddingTable:
@@ -294,6 +309,9 @@ def _table(config: TableConfig, ids: np.ndarray, places: np.ndarray, rows: Tenso
     for begin in range(0, len(ids), _BATCH):
         some = ids[begin : begin + _BATCH]
         values = rows[torch.from_numpy(places[begin : begin + _BATCH])].float().numpy()
+        if values.shape[1] < config.dim:
+            bias = table.lookup(some)[:, :1].numpy()  # nothing is inserted yet, so it is the initial value
+            values = np.concatenate([bias, values], axis=1)
         slots = {name: np.repeat(row, len(some), axis=0) for name, row in fresh.items()}
         times = np.zeros(len(some), np.int64)
         insert(table, RowColumns(ids=some.astype(np.int64), times=times, values=values, slots=slots))

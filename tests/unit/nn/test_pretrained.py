@@ -19,6 +19,7 @@ from monolith.cli import main
 from monolith.errors import MonolithError, SchemaError
 from monolith.features import hash_strings
 from monolith.nn.pretrained import import_state_dict, import_tfra, read_state_dict, read_vocabulary
+from monolith.table import Constant
 
 CONFIG = TableConfig(name="user", segments=(Segment(dim=3),))
 PEERS = Path(__file__).parents[3] / ".venv-bench"
@@ -158,6 +159,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: import_state_dict({"weight": torch.tensor([[1, 2, float("nan")]])}, CONFIG, vocabulary=[8]),
         "the row of id 8 is not finite",
     ),
+    "a path": (
+        lambda: import_state_dict("old.pt", CONFIG),  # type: ignore[arg-type]
+        "state: expected tensors by name, got a str; read_state_dict returns those of a file",
+    ),
     "shard": (lambda: import_state_dict(torchrec_state([1, 2], [4, 0]), CONFIG), "rows outside of the 4 there are"),
 }
 
@@ -272,3 +277,26 @@ def test_a_table_that_tfra_itself_saved(tmp_path: Path) -> None:
     by_peer("tfra", TFRA, tmp_path)
     rows = dict(zip([5, -7, BIG, 12], np.arange(12.0).reshape(4, 3).tolist(), strict=True))
     assert rows_of(import_tfra(tmp_path, CONFIG)) == rows
+
+
+def with_bias(initial: float) -> TableConfig:
+    return TableConfig(name="user", segments=(Segment(dim=1, initializer=Constant(value=initial)), Segment(dim=3)))
+
+
+def test_rows_without_a_bias_begin_with_its_initial_value(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    wanted = {7: [0.5, 0.0, 1.0, 2.0], 9: [0.5, 3.0, 4.0, 5.0]}
+    table = import_state_dict({"weight": weight}, with_bias(0.5), vocabulary=[7, 9])
+    assert rows_of(table) == wanted
+    write_tfra(tmp_path, "user", [7, 9], weight.numpy())
+    assert rows_of(import_tfra(tmp_path, with_bias(0.5))) == wanted
+    with pytest.raises(SchemaError, match=r"floats \[rows, 4\] or \[rows, 3\], .* without the bias"):
+        import_state_dict({"weight": torch.zeros(2, 2)}, with_bias(0.5))
+
+
+def test_the_command_names_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(Model().state_dict(), tmp_path / "model.pt")
+    (tmp_path / "ad.yaml").write_text("name: ad\nsegments:\n- dim: 3\n")
+    command = ["import-table", f"{tmp_path}/model.pt", f"{tmp_path}/ad.table", "--config", f"{tmp_path}/ad.yaml"]
+    assert main(command) == 2
+    assert "error: --weight: which tensor has the rows of 'ad'?" in capsys.readouterr().err
