@@ -114,6 +114,12 @@ def export_model(
                 inputs=_input_specs(program, inputs),
                 outputs=_output_specs(program, inputs, heads, vectors),
                 collections=specs,
+                ragged=tuple(
+                    feature.name
+                    for spec in specs
+                    for feature in spec.features
+                    if isinstance(example.get(feature.name), Ragged)
+                ),
                 run=run,
             )
             _write_program(program, signature, temporary)

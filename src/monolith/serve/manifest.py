@@ -206,6 +206,8 @@ class Signature(Config):
     """Dense columns. The columns of ids are those of the features."""
     outputs: tuple[OutputSpec, ...]
     collections: tuple[CollectionSpec, ...]
+    ragged: tuple[str, ...] = ()
+    """Columns of ids that had rows of different lengths in the batch it was traced with. Others may have them too."""
     run: RunOrigin | None = None
     """The run that it was exported from. None if the run is not saved anywhere."""
 

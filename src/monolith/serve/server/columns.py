@@ -26,6 +26,7 @@ MESSAGES: dict[str, Literal["instance", "example", "example_batch"]] = {
 """Inputs of serialized messages, as the original's servers take them, and the message of each."""
 SPLITS = ".splits"
 """What follows the name of an input to name the row splits of its values."""
+_TEXT_IDS = "monolith.features.hash_strings, or its formula in docs/formats.md, Ids of features, in any language"
 _RECORD_TYPES: dict[str, Literal["int64", "float32", "float64"]] = {
     "int64": "int64",
     "float32": "float32",
@@ -80,13 +81,11 @@ class ColumnReader:
     def _column(self, name: str, inputs: Mapping[str, WireTensor]) -> BatchColumn:
         given = inputs.get(name)
         if given is None:
-            near = nearest_name(name, inputs)
-            hint = (
-                f"did you mean {near!r}?" if near else f"got {', '.join(map(repr, list(inputs)[:20])) or 'no inputs'}"
+            raise InvalidArgumentError(
+                f"inputs[{name!r}]: expected {self._wanted(name)}, but it is missing; {self._sent(name, inputs)}"
             )
-            raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, but it is missing; {hint}")
         if isinstance(given.data, list):
-            hint = "; convert texts to ids with monolith.features.hash_strings" if name not in self._specs else ""
+            hint = f"; convert texts to ids: {_TEXT_IDS}" if name not in self._specs else ""
             raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got BYTES{hint}")
         spec = self._specs.get(name)
         if spec is not None:
@@ -98,6 +97,14 @@ class ColumnReader:
             raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got {_got(given)}")
         splits = inputs.get(name + SPLITS)
         return self._rows(name, given.data) if splits is None else self._ragged(name, given, splits)
+
+    def _sent(self, name: str, inputs: Mapping[str, WireTensor]) -> str:
+        # Inputs of other columns are no misspelling of this one.
+        spare = [other for other in inputs if other.removesuffix(SPLITS) not in self._names]
+        near = nearest_name(name, spare)
+        if near:
+            return f"you sent {near!r}; call it {name!r}"
+        return f"got {', '.join(map(repr, list(inputs)[:20])) or 'no inputs'}"
 
     def _ragged(self, name: str, given: WireTensor, splits: WireTensor) -> Ragged:
         offsets, values = splits.data, given.data

@@ -20,7 +20,7 @@ from monolith.features.batch import BatchColumn, IdMatrix, num_rows
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
 from monolith.serve.server.batching import MicroBatcher
-from monolith.serve.server.columns import ColumnReader
+from monolith.serve.server.columns import SPLITS, ColumnReader
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.failures import RequestFailure, failure_of
 from monolith.serve.server.http import HttpResponse
@@ -312,6 +312,8 @@ class Handler:
             spec = dense.get(name)
             datatype = "INT64" if spec is None else torch_datatype(getattr(torch, spec.dtype))
             inputs.append({"name": name, "datatype": datatype, "shape": [-1, *(() if spec is None else spec.shape)]})
+            if name in signature.ragged:
+                inputs.append({"name": name + SPLITS, "datatype": "INT64", "shape": [-1]})
         outputs = [{"name": one.name, "datatype": "FP32", "shape": [-1, *one.shape]} for one in signature.outputs]
         versions = [str(one) for one in self.repository.versions(model)]
         return {"name": model, "versions": versions, "platform": "monolith_torch", "inputs": inputs, "outputs": outputs}

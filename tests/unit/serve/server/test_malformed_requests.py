@@ -50,7 +50,7 @@ def tensor(name: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         ({"shape": [1, 1]}, r"inputs\['a'\]: expected FP32 \[rows\], got FP32 \[1, 1\]"),
         ({"datatype": "INT8", "data": [128]}, r"INT8 is from -128 to 127, got 128"),
         ({"datatype": "BOOL", "data": [1]}, r"inputs\['a'\].data: expected true or false for BOOL"),
-        ({"name": "aa"}, r"inputs\['a'\]: expected FP32 \[rows\], but it is missing; got 'aa', 'b'"),
+        ({"name": "other"}, r"inputs\['a'\]: expected FP32 \[rows\], but it is missing; got 'other', 'b'"),
         ({"name": "b"}, r"inputs\['b'\]: is given twice"),
         ({"name": 7}, r"inputs: expected objects with a name"),
         ({"parameters": 7}, r"inputs\['a'\].parameters: expected an object"),
@@ -139,3 +139,14 @@ def test_headers_without_end_are_cut_off(serve_sums: ServeSums) -> None:
         sent.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000)
         assert sent.recv(100).startswith(b"HTTP/1.1 431 ")
     assert client.live()
+
+
+def test_a_misspelt_input_and_texts_say_what_to_do(clicks: tuple[ModelServer, Replica]) -> None:
+    server, _ = clicks
+    given = [{"name": name, "datatype": "INT64", "shape": [1], "data": [7]} for name in ("usr", "item", "tags")]
+    _, _, error = post(server.http_address, json.dumps({"inputs": given}).encode(), model="clicks")
+    assert error.startswith("inputs['user']: expected INT64")
+    assert error.endswith("but it is missing; you sent 'usr'; call it 'user'")
+    text = {"name": "user", "datatype": "BYTES", "shape": [1], "data": ["ann"]}
+    _, _, error = post(server.http_address, json.dumps({"inputs": [text, *given[1:]]}).encode(), model="clicks")
+    assert "got BYTES; convert texts to ids: monolith.features.hash_strings, or its formula in docs/formats.md" in error

@@ -83,8 +83,8 @@ def test_health_metadata_and_versions(clicks: tuple[ModelServer, Replica], trito
         assert client.get_server_metadata(**options)["name"] == "monolith"
         found = client.get_model_metadata("clicks", **options)
         assert found["versions"] == [str(replica.version)]
-        assert [one["name"] for one in found["inputs"]] == ["user", "item", "tags", "age"]
-        assert [one["datatype"] for one in found["inputs"]] == ["INT64", "INT64", "INT64", "FP32"]
+        assert [one["name"] for one in found["inputs"]] == ["user", "item", "tags", "tags.splits", "age"]
+        assert [one["datatype"] for one in found["inputs"]] == ["INT64", "INT64", "INT64", "INT64", "FP32"]
         assert [[int(size) for size in one["shape"]] for one in found["outputs"]] == [[-1], [-1]]
         index = client.get_model_repository_index(**options)
         (model,) = index if triton is tritonclient.http else index["models"]
