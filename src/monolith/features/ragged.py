@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Ragged", "fused_value_rowids"]
 
+_SHOWN = 5  # rows, and values of a row, that `repr` prints
+
 
 class Ragged:
     """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
@@ -145,7 +147,18 @@ class Ragged:
         return len(self._splits) - 1
 
     def __repr__(self) -> str:
-        return f"Ragged(values={self.values!r}, offsets={self.offsets!r})"
+        """Return the size and the first values: a batch has too many to print."""
+        rows, count = len(self), len(self.values)
+        begin = [
+            self.values[a : min(b, a + _SHOWN)].tolist() for a, b in itertools.pairwise(self._splits[: _SHOWN + 1])
+        ]
+        shown = ", ".join(
+            f"{values}"[:-1] + ", ...]" if length > _SHOWN else f"{values}"
+            for values, length in zip(begin, np.diff(self._splits[: _SHOWN + 1]).tolist(), strict=True)
+        )
+        kind = f"{count} value{'' if count == 1 else 's'} of {str(self.values.dtype).removeprefix('torch.')}"
+        kind += f" {list(self.values.shape[1:])}" if self.values.ndim > 1 else ""
+        return f"Ragged({rows} row{'' if rows == 1 else 's'}, {kind}: [{shown}{', ...' if rows > _SHOWN else ''}])"
 
 
 def fused_value_rowids(rt: Ragged) -> torch.Tensor:

@@ -70,3 +70,11 @@ def test_wrong_splits_are_refused_with_the_place(splits: Any, message: str) -> N
 def test_scalars_are_no_values() -> None:
     with pytest.raises(InvalidArgumentError, match="values: expected at least one dimension"):
         Ragged(torch.tensor(1), [0, 1])
+
+
+def test_a_large_one_is_printed_in_one_short_line() -> None:
+    shown = repr(Ragged(torch.arange(1000), torch.arange(0, 1001, 10)))
+    assert shown.startswith("Ragged(100 rows, 1000 values of int64: [[0, 1, 2, 3, 4, ...], [10, 11, ")
+    assert shown.endswith("44, ...], ...])")
+    assert repr(Ragged.from_lists([[1, 2], []])) == "Ragged(2 rows, 2 values of int64: [[1, 2], []])"
+    assert repr(Ragged(torch.zeros(0, 3), [0])) == "Ragged(0 rows, 0 values of float32 [3]: [])"
