@@ -176,6 +176,11 @@ class Prefetch:
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
 
+    @property
+    def phase(self) -> str | None:
+        """What a source of several parts reads now, as `HistoryThenStream.phase` says it. None for other sources."""
+        return getattr(self._source, "phase", None)
+
     def lag(self) -> StreamLag | None:
         """Return how far reading is behind a stream. None for a source that does not know. Batches read ahead count as read."""
         return self._source.lag() if isinstance(self._source, HasLag) else None

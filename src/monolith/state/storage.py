@@ -221,7 +221,11 @@ class LocalFolder:
         return self.path / (name if _PLAIN.fullmatch(name) else safe_name(name, self.path))
 
     def _refused(self, action: str, name: str, error: OSError) -> StorageError:
-        return StorageError(f"{self.path / name}: cannot {action}: {error.strerror or error}")
+        path, why = self.path / name, error.strerror or error
+        if isinstance(error, NotADirectoryError | FileExistsError):
+            file = next((one for one in (path, *path.parents) if one.is_file()), None)
+            why = why if file is None else f"{file} is a file, expected a folder"
+        return StorageError(f"{path}: cannot {action}: {why}")
 
 
 def _make_folders(path: Path) -> None:

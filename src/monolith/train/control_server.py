@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from monolith.follow.run_service import (
     service_token,
     write_private,
 )
-from monolith.state.storage import open_folder
+from monolith.state.storage import LocalFolder, open_folder
 from monolith.table.arrays import Ids, id_array
 from monolith.table.entries import Entries
 from monolith.train.control import (
@@ -242,6 +243,11 @@ def controlled(
 def _announced(folder: str, server: ControlServer, host: str, token: str | None) -> Iterator[None]:
     """Write the files by which clients find the service, and remove them after the block if they are still its own."""
     home = open_folder(folder)
+    if isinstance(home, LocalFolder):
+        # A folder that cannot hold the run is an error now, instead of a warning here and an error at the first save.
+        home.make()
+        if not os.access(home.path, os.W_OK | os.X_OK):
+            raise StorageError(f"RunConfig.model_dir: {folder}: permission to write is denied")
     address = concat_ip_and_port(get_local_host(), server.port) if host in _ANY_ADDRESS else server.address
     try:
         if token is not None:

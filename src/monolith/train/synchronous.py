@@ -243,7 +243,8 @@ class SynchronousSteps:
         stops_early = self._config.end_of_data == "stop" and not ahead.waits
         reading = PartsAhead(ahead, sees_last=stops_early)
         trainer.read_from(reading)
-        pause = Pause(trainer, hooks=moments.while_waiting, last=last) if ahead.waits else None
+        hooks = moments.while_waiting
+        pause = Pause(trainer, hooks=hooks, last=last, source=ahead) if ahead.waits else None
         patience = IDLE_SECS
         if self.is_chief:
             # The others answer while they agree on the first step.

@@ -720,7 +720,7 @@ class Trainer:
         examples, batches = 0, iter(ahead)
         before, after = moments.before_step, moments.after_step
         if ahead.waits:
-            batches = arriving(ahead, self, Pause(self, hooks=moments.while_waiting, last=last))
+            batches = arriving(ahead, self, Pause(self, hooks=moments.while_waiting, last=last, source=ahead))
         while True:
             if last is not None and self.step >= last:
                 self.request_stop(f"step {last} is reached")

@@ -66,6 +66,7 @@ class Pause:
         trainer: between two steps.
         hooks: those that do something `while_waiting`.
         last: the global step at which the run ends. Other workers may reach it meanwhile.
+        source: what is waited for, for the log.
 
     Example:
         >>> from torch import nn
@@ -79,11 +80,13 @@ class Pause:
         *,
         hooks: Sequence[Hook],
         last: int | None,
+        source: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer, self._hooks, self._last, self._clock = trainer, hooks, last, clock
+        self._source = source
         self._since: float | None = None
-        self._told = 0.0
+        self._remind_after = REMIND_SECS
 
     def tick(self) -> None:
         """Do it once."""
@@ -103,12 +106,18 @@ class Pause:
     def _tell(self) -> None:
         now = self._clock()
         if self._since is None:
-            self._since = self._told = now
+            self._since, self._remind_after = now, REMIND_SECS
             if not self._trainer.steps_made:
-                _log.info("waiting for the first records, at step %d", self._trainer.step)
-        elif now - self._told >= REMIND_SECS:
-            self._told = now
-            _log.info("no records have come for %.0f s, after step %d", now - self._since, self._trainer.step)
+                _log.info("waiting for the first %s, at step %d", self._awaited(), self._trainer.step)
+        elif now - self._since >= self._remind_after:
+            # A stream may be quiet for a night: each line comes after twice the time of the last one.
+            self._remind_after = 2 * (now - self._since)
+            _log.info(
+                "no %s have come for %.0f s, after step %d", self._awaited(), now - self._since, self._trainer.step
+            )
+
+    def _awaited(self) -> str:
+        return "batches of the history" if getattr(self._source, "phase", None) == "history" else "records"
 
 
 def arriving(ahead: Prefetch, trainer: Trainer, pause: Pause) -> Iterator[Batch]:

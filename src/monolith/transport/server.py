@@ -228,8 +228,8 @@ def require_safe(config: Listens) -> None:
         raise ConfigError(f"{name}.token: expected at least 16 ASCII characters without spaces")
     if not is_loopback(config.host) and (config.tls_cert is None or token is None):
         raise ConfigError(
-            f"{name}.host: {config.host!r} can be reached from other machines; that needs tls_cert, tls_key and a token, "
-            "or listen on 127.0.0.1"
+            f"{name}.host: {config.host!r} can be reached from other machines; that needs tls_cert, tls_key and a token "
+            "(--tls-cert, --tls-key and --token-file of a command), or listen on 127.0.0.1"
         )
 
 

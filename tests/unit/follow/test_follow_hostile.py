@@ -289,5 +289,7 @@ def test_nobody_reads_a_feed_without_its_token() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
 def test_a_feed_that_other_machines_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ConfigError, match="needs tls_cert, tls_key and a token"):
+    with pytest.raises(
+        ConfigError, match=r"needs tls_cert, tls_key and a token .--tls-cert, --tls-key and --token-file"
+    ):
         FrameServer(ListenConfig(host=host), FrameCalls(max_frame_bytes=4096))

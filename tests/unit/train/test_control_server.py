@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import torch
 
 from controlled_run import SECONDS, Endless, Run, running
 from monolith.cli import main
-from monolith.errors import AuthenticationError, ConfigError, InvalidArgumentError, ProtocolError
+from monolith.errors import AuthenticationError, ConfigError, InvalidArgumentError, ProtocolError, StorageError
 from monolith.follow.run_service import ADDRESS_FILE, TOKEN_FILE
+from monolith.state.storage import LocalFolder
 from monolith.train import Estimator, RunConfig, RunnerConfig, Trainer
 from monolith.train.control_server import ControlClient, ControlServer, controlled
 from monolith.train.distributed.config import ControllerConfig
@@ -145,12 +147,29 @@ def test_a_remote_folder_gets_no_token_and_needs_that_of_the_run(
             assert client.status().state == "starting"
 
 
-def test_a_folder_that_cannot_be_written_is_only_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    trainer = Trainer(torch.nn.Identity(), config=RunConfig(model_dir=str(tmp_path / "file")))
+def test_a_disk_that_is_full_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(folder: LocalFolder, name: str, data: bytes) -> None:
+        raise StorageError(f"{folder}/{name}: cannot write: No space left on device")
+
+    monkeypatch.setattr(LocalFolder, "write", full)
+    trainer = Trainer(torch.nn.Identity(), config=RunConfig(model_dir=str(tmp_path)))
     with controlled(trainer, ControllerConfig()) as controller:
         assert controller.status().step == 0
     assert "cannot reach this run" in caplog.text
+
+
+def test_a_folder_that_cannot_hold_the_run_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "afile").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for path, message in (("afile/run", "afile is a file, expected a folder"), ("", "permission to write is denied")):
+        trainer = Trainer(torch.nn.Identity(), config=RunConfig(model_dir=str(tmp_path / path)))
+        with pytest.raises(StorageError, match=message), controlled(trainer, ControllerConfig()):
+            raise AssertionError("it has started")
+    assert not caplog.records
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

@@ -224,3 +224,12 @@ def test_a_source_without_a_position_is_refused() -> None:
         HistoryThenStream([], WaitingSource())
     with pytest.raises(InvalidArgumentError, match="history: expected a source with an end"):
         HistoryThenStream(WaitingSource(), WaitingSource())
+
+
+def test_the_log_names_the_stream_that_a_run_goes_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = stream_of(tmp_path, range(10, 12))
+    only = FilterByValue(column="id", op="ge", operand=0)
+    source = HistoryThenStream(History(1), Transformed(live(stream, until_end=True), only))
+    with caplog.at_level("INFO", "monolith"):
+        assert len(list(source)) == 2
+    assert f"the history ended, the run goes on with {stream.url}" in caplog.messages

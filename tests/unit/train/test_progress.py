@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 
 import numpy as np
 import pytest
@@ -109,3 +110,19 @@ def test_a_run_that_failed_is_not_asked_for_its_rows(caplog: pytest.LogCaptureFi
         trainer.fit(Stream(), steps=3)
     assert reports == []
     assert "could not end" not in caplog.text
+
+
+def test_an_auc_that_is_not_known_yet_is_not_shown() -> None:
+    stream = io.StringIO()
+    report = ProgressReport(
+        step=1,
+        examples=2,
+        examples_per_second=3.0,
+        loss=0.5,
+        auc={"ctr": math.nan},
+        rows=1,
+        table_bytes=4,
+        memory_bytes=0,
+    )
+    rich_lines(Console(file=stream))(report)
+    assert "AUC" not in stream.getvalue()

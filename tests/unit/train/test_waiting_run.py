@@ -143,15 +143,16 @@ def test_a_person_reads_that_nothing_comes(caplog: pytest.LogCaptureFixture) -> 
     now = [0.0]
     pause = Pause(Run(WaitingSource()).trainer, hooks=(), last=None, clock=lambda: now[0])
     with caplog.at_level(logging.INFO, "monolith"):
-        for now[0] in (0.0, 10.0, 29.9, 30.0, 30.1, 60.0):
+        for now[0] in (0.0, 10.0, 29.9, 30.0, 30.1, 59.9, 60.0, 90.0, 120.0):
             pause.tick()
         pause.over()
-        now[0] = 61.0
+        now[0] = 121.0
         pause.tick()
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for the first records, at step 0",
         "no records have come for 30 s, after step 0",
         "no records have come for 60 s, after step 0",
+        "no records have come for 120 s, after step 0",
         "waiting for the first records, at step 0",
     ]
 
@@ -187,3 +188,12 @@ def test_a_run_over_files_has_no_lag_and_no_ticks() -> None:
     run.trainer.fit([{"id": [1], "label": [0.0]}])
     assert run.trainer.lag() is None
     assert not ticks.is_set()
+
+
+def test_a_history_is_not_called_records_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    class History:
+        phase = "history"
+
+    with caplog.at_level(logging.INFO, "monolith"):
+        Pause(Run(WaitingSource()).trainer, hooks=(), last=None, source=History()).tick()
+    assert caplog.messages == ["waiting for the first batches of the history, at step 0"]

@@ -81,7 +81,7 @@ class HistoryThenStream:
             self._epoch += 1
             if self._epoch >= self.epochs:
                 self.skip_history()
-                _log.info("the history ended, the run goes on with %r", self.stream)
+                _log.info("the history ended, the run goes on with %s", _named(self.stream))
 
     def skip_history(self) -> None:
         """Begin with the stream: the history is trained already."""
@@ -155,6 +155,13 @@ class HistoryThenStream:
 
     def __repr__(self) -> str:
         return f"HistoryThenStream({self.history!r}, {self.stream!r})"
+
+
+def _named(source: object) -> str:
+    """Return what a person calls a source: a stream by its URL."""
+    while isinstance(source, Transformed | Shuffle):
+        source = source._source
+    return source.stream.url if isinstance(source, StreamSource) else f"a {type(source).__name__}"
 
 
 def file_source_of(source: object) -> FileSource | None:

@@ -119,10 +119,10 @@ def write_evaluation(folder: str | Path, metrics: Mapping[str, float], step: int
 
 @cache
 def can_write_curves() -> bool:
-    """Return whether TensorBoard is installed. If it is not, the log says so once."""
+    """Return whether TensorBoard is installed. If not, the log says so once, at level DEBUG: nobody has asked for curves."""
     if find_spec("tensorboard") is not None:
         return True
-    _log.info("no curves are written, because TensorBoard is not installed: pip install 'monolith-torch[tensorboard]'")
+    _log.debug("no curves are written, because TensorBoard is not installed: pip install 'monolith-torch[tensorboard]'")
     return False
 
 

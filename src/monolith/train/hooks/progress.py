@@ -207,7 +207,9 @@ def rich_lines(console: Console) -> Callable[[ProgressReport], None]:
 
     def write(report: ProgressReport) -> None:
         aucs = " ".join(
-            f"[bold]{value:.4f}[/]" + (f" {name}" if len(report.auc) > 1 else "") for name, value in report.auc.items()
+            f"[bold]{value:.4f}[/]" + (f" {name}" if len(report.auc) > 1 else "")
+            for name, value in report.auc.items()
+            if not math.isnan(value)  # so far, all labels were the same
         )
         console.print(
             f"[dim]step[/] {report.step:>8,}  [dim]loss[/] {report.loss:.5g}  "
