@@ -20,6 +20,7 @@ from monolith.errors import AuthenticationError, DeadlineExceededError, Overload
 from monolith.process_bound import let_go_in_children
 from monolith.transport.calls import BasicCall, FrameCalls
 from monolith.transport.frames import Frame, call_of, decode
+from monolith.transport.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
     from monolith.transport.server import ListenConfig
@@ -174,10 +175,7 @@ class FlightStream:
             except StopIteration:
                 raise UnavailableError(f"the server at {self._address} closed the stream") from None
             except flight.FlightUnauthenticatedError:
-                raise AuthenticationError(
-                    f"the server at {self._address} asks for a token, and none or another one was sent; give token=, "
-                    "or take RunnerConfig.from_env().client in a script that monolith launch runs"
-                ) from None
+                raise AuthenticationError(f"the server at {self._address} {NO_TOKEN}") from None
             except (pa.ArrowException, OSError) as error:
                 if OVERLOADED in _first_line(error):
                     raise OverloadedError(f"the server at {self._address}: {_first_line(error)}") from None

@@ -38,6 +38,7 @@ from monolith.transport.framed_socket import (
     peer_uid,
 )
 from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode
+from monolith.transport.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
     from monolith.transport.server import ListenConfig
@@ -155,10 +156,7 @@ def require_welcome(answer: np.ndarray, address: str) -> None:
             "give ClientConfig(transport='flight'), and tls_root_certs if it has TLS"
         )
     if said == Welcome.WRONG_TOKEN:
-        raise AuthenticationError(
-            f"the server at {address} asks for a token, and none or another one was sent; give token=, "
-            "or take RunnerConfig.from_env().client in a script that monolith launch runs"
-        )
+        raise AuthenticationError(f"the server at {address} {NO_TOKEN}")
     if said == Welcome.TOO_MANY_STREAMS:
         raise OverloadedError(f"the server at {address} has reached its limit of streams")
     if said != Welcome.ACCEPTED:

@@ -12,10 +12,15 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from monolith.errors import ConfigError, StorageError
 
-__all__ = ["TOKEN_VARIABLE", "Token", "new_token", "read_secret_file", "read_token", "reveal"]
+__all__ = ["NO_TOKEN", "TOKEN_VARIABLE", "Token", "new_token", "read_secret_file", "read_token", "reveal"]
 
 TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
 """The environment variable with the token that servers ask for and clients send."""
+NO_TOKEN = (
+    f"asks for a token, and none or another one was sent; give a command --token-file, or the token in {TOKEN_VARIABLE}, and "
+    "Python code token=. Scripts that monolith launch runs have it in RunnerConfig.from_env().client"
+)
+"""What a server that has refused a client does, and what to do about it."""
 
 
 def _hide(token: str | SecretStr | None) -> SecretStr | None:

@@ -48,7 +48,9 @@ def test_every_stream_without_the_token_is_turned_away_and_logged(
     token: str | None, transport: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ParameterServer(ServerConfig(token=TOKEN, transport=transport)) as server:
-        with pytest.raises(AuthenticationError, match="asks for a token"):
+        with pytest.raises(
+            AuthenticationError, match=r"asks for a token.* --token-file, or the token in MONOLITH_PS_TOKEN"
+        ):
             ServerStore(
                 [server.address],
                 [sgd_table_config(1, name="t")],
