@@ -141,6 +141,12 @@ class TableView(LinesView, AbstractContextManager["TableView"]):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
+    def event(self, event: Event) -> None:
+        """Print it. The last line of a process is not that of the next one."""
+        if event.role is not None and event.kind in (EventKind.STARTED, EventKind.RESTARTED):
+            self._last.pop(event.role, None)
+        super().event(event)
+
     def line(self, role: Role, text: str) -> None:
         """Print it, and keep it for the table."""
         self._last[role] = text

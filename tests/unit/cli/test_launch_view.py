@@ -67,6 +67,21 @@ def test_the_table_is_of_this_moment() -> None:
     assert [cell.strip() for cell in worker[1:-1]] == ["worker 1", "", "failed", "", "2", "no more memory"]
 
 
+@pytest.mark.parametrize("kind", [EventKind.STARTED, EventKind.RESTARTED])
+def test_a_new_process_does_not_show_the_last_line_of_the_one_before(kind: EventKind) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    view = TableView(console, [RoleStatus(PS0)], clock=lambda: 0.0)
+    view.line(PS0, "listening on 127.0.0.1:7100")
+    view.event(Event(kind=EventKind.RESTARTING, role=PS0, code=-9, restarts=1, delay=1.0))
+    assert "listening" in last_line(view), "the dead process may have said why"
+    view.event(Event(kind=kind, role=PS0, pid=8, restarts=1))
+    assert last_line(view) == ""
+
+
+def last_line(view: TableView) -> str:
+    return str(next(iter(view.table().columns[-1].cells)))
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
