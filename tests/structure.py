@@ -49,7 +49,7 @@ TREE = Path(__file__).parents[1]
 
 LAYERS = (
     "_core proto errors",
-    "config console durable optional_packages process_bound state_bytes urls",
+    "config console durable exit_codes optional_packages process_bound state_bytes urls",
     "writer_lock",
     "table",
     "log",

@@ -25,6 +25,7 @@ from monolith.errors import (
     SchemaError,
     StorageError,
 )
+from monolith.exit_codes import end_with_exit_codes, is_launched
 
 if TYPE_CHECKING:
     from monolith.features import Feature, Ragged
@@ -81,6 +82,10 @@ _HOMES = {
     "load": "monolith.serve",
     "set_num_threads": "monolith.table",
 }
+
+# Here, because a script may fail before it calls anything of a run: when it builds its model, or imports an optional package.
+if is_launched():
+    end_with_exit_codes()
 
 # Not for type checkers: to them it would mean that every name exists.
 if not TYPE_CHECKING:

@@ -14,30 +14,11 @@ from typing import Annotated, TextIO
 import typer
 
 from monolith.console import log_to_stderr
-from monolith.errors import (
-    CheckpointMismatchError,
-    ConfigError,
-    CorruptFileError,
-    InvalidArgumentError,
-    LogGapError,
-    MonolithError,
-    SchemaError,
-    StorageError,
-    StreamGapError,
-)
+from monolith.errors import MonolithError
+from monolith.exit_codes import exit_code_of
 
 __all__ = ["add_siguser1_handler", "main"]
 
-_EXIT_CODES: dict[type[MonolithError], int] = {
-    CheckpointMismatchError: 2,
-    ConfigError: 2,
-    InvalidArgumentError: 2,
-    LogGapError: 2,
-    SchemaError: 2,
-    StreamGapError: 2,
-    CorruptFileError: 3,
-    StorageError: 4,
-}
 _EXIT_CODE_HELP = (
     "Exit codes: 0 success, 1 failure, 2 wrong usage, configuration or data, 3 damaged file, "
     "4 file refused by the operating system, 130 interrupted after saving. "
@@ -110,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except MonolithError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
-        return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
+        return exit_code_of(error)
     return 0
 
 

@@ -30,6 +30,7 @@ from monolith.cluster.launch.roles import Job, JobRoles, Role, RoleKind, ServeRo
 from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
+from monolith.exit_codes import WRONG_USAGE
 from monolith.transport.tokens import new_token, read_token
 from monolith.urls import is_remote
 
@@ -325,9 +326,14 @@ def _say_how_it_ended(outcome: Outcome, supervisor: Supervisor, logs: Path) -> N
     if outcome.failed is not None:
         status = next(status for status in supervisor.statuses if status.role == outcome.failed)
         how = event_text(Event(kind=EventKind.FAILED, role=outcome.failed, code=outcome.code, reason=outcome.reason))
+        log = logs / f"{outcome.failed.file_name}.log"
+        if outcome.code == WRONG_USAGE:
+            # Its last line was printed a moment ago, and is the message.
+            sys.stderr.write(f"error: {outcome.failed} {how}; the end of {log} says which\n")
+            raise typer.Exit(1)
         lines = [] if status.process is None else status.process.last_lines
         end = "".join(f"    {line}\n" for line in lines)
-        sys.stderr.write(f"error: {outcome.failed} {how}; the end of {logs / outcome.failed.file_name}.log:\n{end}")
+        sys.stderr.write(f"error: {outcome.failed} {how}; the end of {log}:\n{end}")
         raise typer.Exit(1)
     if outcome.stopped is not None:
         raise typer.Exit(_INTERRUPTED)

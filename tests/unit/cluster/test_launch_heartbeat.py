@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from monolith.cluster.launch.local import ChildProcess
-from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse, beating
+from monolith.cluster.launch.reporting import Pulse, beating
+from monolith.exit_codes import HEARTBEAT_VARIABLE
 from real_servers import until
 
 BEATING = "from monolith.cluster.launch.reporting import beating; import time\nwith beating(0.02): print('on'); time.sleep(600)"

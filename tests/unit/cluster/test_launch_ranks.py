@@ -8,8 +8,8 @@ import pytest
 
 from monolith import ConfigError
 from monolith.cluster.launch import Event, EventKind, JobRoles, Role, RoleKind, RoleState, Supervisor
-from monolith.cluster.launch.reporting import WRONG_USAGE
 from monolith.cluster.liveness import Liveness
+from monolith.exit_codes import WRONG_USAGE
 from monolith.testing.roles import ScriptedProcess
 
 RANK0, RANK1, RANK2 = (Role(RoleKind.RANK, index) for index in range(3))

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from monolith.errors import FencedError, RankLostError, RanksDisagreeError, RepeatedFailureError, RunInterruptedError
+from monolith.errors import (
+    FencedError,
+    InvalidArgumentError,
+    RankLostError,
+    RanksDisagreeError,
+    RepeatedFailureError,
+    RunInterruptedError,
+)
 from monolith.train.distributed.rank_recovery import FailureRecord, RankRecovery, loss_in
 
 LOST = RankLostError("rank 1, process 101 of host1, was lost in step 7: it has closed its connection", rank=1, step=7)
@@ -39,6 +46,11 @@ def test_time_is_counted_from_the_first_of_several_losses() -> None:
     recovery.lost(LOST, step=6)
     recovery.lost(LOST, step=0)
     assert (recovery.seconds, recovery.losses) == (15.0, 1)
+
+
+def test_a_mistake_that_the_launcher_does_not_try_again_keeps_its_message_in_the_next_launch(tmp_path: Path) -> None:
+    for _ in range(2):
+        RankRecovery(FailureRecord(str(tmp_path), rank=1)).failed(InvalidArgumentError("other data"), step=6)
 
 
 @pytest.mark.parametrize(

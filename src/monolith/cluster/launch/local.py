@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from monolith.cluster.launch import die_with_parent
-from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
+from monolith.cluster.launch.reporting import Pulse
 from monolith.cluster.launch.roles import Job, Role, RoleKind
 from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE
 from monolith.errors import StorageError
+from monolith.exit_codes import HEARTBEAT_VARIABLE
 
 __all__ = ["ChildProcess", "LineCutter", "LocalRoles", "OnLine"]
 

@@ -1,29 +1,22 @@
-"""What a role reports to its launcher: heartbeats over a pipe, and an exit code that says that a restart would not help."""
+"""What a role reports to its launcher: heartbeats over a pipe."""
 
 from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
-from monolith.errors import CheckpointMismatchError, ConfigError, RepeatedFailureError
+from monolith.exit_codes import HEARTBEAT_VARIABLE
 
-__all__ = ["HEARTBEAT_VARIABLE", "Pulse", "WRONG_USAGE", "beating", "tell_wrong_usage"]
-
-HEARTBEAT_VARIABLE = "MONOLITH_HEARTBEAT_PIPE"
-"""Names the pipe in the environment of a role: its descriptor and its inode, by which a stranger's descriptor is recognised."""
+__all__ = ["Pulse", "beating"]
 
 _STOPPED_STATES = ("T", "t")
 _BEAT, _LAST_BEAT = b".", b"-"
 _MANY = 1 << 16
-WRONG_USAGE = 2
-"""Exit code for wrong usage, configuration or data, of `monolith` and of a script after `tell_wrong_usage`."""
 
 
 class Pulse:
@@ -136,20 +129,3 @@ def _is_stopped(pid: int) -> bool:
         return fields[0] in _STOPPED_STATES
     except (OSError, IndexError):
         return False
-
-
-def tell_wrong_usage() -> None:
-    """Let an uncaught error that a restart would not help against end this process with `WRONG_USAGE`.
-
-    Those are `ConfigError`, `CheckpointMismatchError` and `RepeatedFailureError`.
-
-    It is printed as usual: `sys.excepthook` is called first. Calling this again is harmless.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if isinstance(error, ConfigError | CheckpointMismatchError | RepeatedFailureError):
-            raise SystemExit(WRONG_USAGE)
-
-    sys.excepthook = hook

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from monolith.cluster.launch.reporting import WRONG_USAGE
 from monolith.cluster.launch.roles import Role, RoleKind
 from monolith.cluster.liveness import Liveness
+from monolith.exit_codes import WRONG_USAGE
 
 __all__ = ["Event", "EventKind", "Outcome", "RoleProcess", "RoleState", "RoleStatus", "Supervisor"]
 

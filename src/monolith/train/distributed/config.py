@@ -13,13 +13,13 @@ from pydantic import Field, SecretStr
 
 from monolith.cluster.discovery.config import DiscoveryConfig
 from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
-from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
 from monolith.cluster.launch.roles import SHARD_TOKEN_VARIABLE, SHARDS_VARIABLE
 from monolith.cluster.liveness import Liveness
 from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE, role_from_environment
 from monolith.cluster.scheduler import ServerType
 from monolith.config import NonNegative, Positive, nearest_name
 from monolith.errors import ConfigError
+from monolith.exit_codes import HEARTBEAT_VARIABLE
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.server.parameter_server import ServerConfig
 from monolith.state.paths import RESTORE_ROOTS

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from monolith.errors import FencedError, RankLostError, RepeatedFailureError, RunInterruptedError
+from monolith.exit_codes import WRONG_USAGE, exit_code_of
 from monolith.state.storage import open_folder
 
 __all__ = ["FailureRecord", "RankRecovery", "loss_in"]
@@ -114,6 +115,8 @@ class RankRecovery:
         """
         if not isinstance(error, Exception) or isinstance(error, RunInterruptedError | FencedError):
             return
+        if exit_code_of(error) == WRONG_USAGE:
+            return  # the launcher does not restart it, and a user who has corrected something may fail again
         if self._record.is_repeated(step + 1, error):
             raise RepeatedFailureError(
                 f"this rank has failed in step {step + 1} with the same error as the time before, so another restart would not "

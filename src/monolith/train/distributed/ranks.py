@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.discovery.file import HostServiceDiscovery
 from monolith.cluster.discovery.service_discovery import ServiceDiscovery
-from monolith.cluster.launch.reporting import beating, tell_wrong_usage
+from monolith.cluster.launch.reporting import beating
 from monolith.cluster.role import add_mpi_exception_hook, launched_rank
 from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RankLostError, RunInterruptedError
@@ -151,8 +151,6 @@ class RankSession:
     def _prepare(self) -> None:
         # Nobody sees what a process of many waits for unless it is said, and few scripts configure logging.
         log_to_stderr()
-        if self._config.supervised:
-            tell_wrong_usage()
         add_mpi_exception_hook()
         self._config.require_ranks()
         self._open.enter_context(beating(self._config.liveness.heartbeat_secs))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.discovery.zookeeper import ZKServiceDiscovery
-from monolith.cluster.launch.reporting import beating, tell_wrong_usage
+from monolith.cluster.launch.reporting import beating
 from monolith.cluster.role import add_mpi_exception_hook
 from monolith.cluster.scheduler import DATA_ROLES, ServerType, schedulers_of
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
@@ -87,8 +87,6 @@ def distributed_train(
     """
     # Nobody sees what a process of many waits for unless it is said, and few scripts configure logging.
     log_to_stderr()
-    if config.supervised:
-        tell_wrong_usage()
     add_mpi_exception_hook()
     with beating(config.liveness.heartbeat_secs):
         config = _as_discovered(config, discovery)
@@ -203,7 +201,7 @@ class _Worker:
         """End the servers after a success only: after a failure of the chief its successor and the workers need them."""
         config = self._config
         if failure is not None:
-            _log.warning("the chief failed, and leaves the servers to its successor: %s", failure)
+            _log.warning("the chief failed, and leaves the servers to its successor: %s", type(failure).__name__)
         elif config.supervised:
             _log.debug("the launcher ends the servers when all workers have ended")
         elif config.enable_realtime_training and not config.force_shutdown_ps:
