@@ -355,6 +355,8 @@ def shards_of_position(state: object) -> int | None:
 def join_positions(states: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return one position of all shards, given that of each rank. None if a rank does not know its own.
 
+    Ranks that have read nothing may still have the position of a run that was not divided, all the same one.
+
     Example:
         >>> join_positions([{"data_shards": 2, "positions": {0: "a"}}, {"data_shards": 2, "positions": {1: "b"}}])
         {'data_shards': 2, 'positions': {0: 'a', 1: 'b'}}
@@ -363,6 +365,8 @@ def join_positions(states: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]
     known = [state for state in found if state is not None]
     if len(known) < len(found) or not known:
         return None
+    if shards_of_position(known[0]) is None:
+        return dict(known[0])
     positions = {number: position for state in known for number, position in state["positions"].items()}
     return {_SHARDS: known[0][_SHARDS], "positions": dict(sorted(positions.items()))}
 

@@ -107,7 +107,8 @@ class ThreadMesh:
 
 
 def run_ranks(size: int, rank: Callable[[Mesh], T], *, timeout: float = 20.0) -> list[T]:
-    """Call `rank(mesh)` in `size` threads, one for each rank. Returns what they returned, or raises the first error.
+    """Call `rank(mesh)` in `size` threads, one for each rank. Returns what they returned, or raises the first error
+    that is not the loss of another rank, if there is one.
 
     Example:
         >>> run_ranks(2, lambda mesh: mesh.rank)
@@ -132,5 +133,5 @@ def run_ranks(size: int, rank: Callable[[Mesh], T], *, timeout: float = 20.0) ->
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[0]
+        raise next((error for error in failures if not isinstance(error, RankLostError)), failures[0])
     return [results[number] for number in range(size)]

@@ -143,6 +143,11 @@ class SynchronousSteps:
         """Whether this rank restores and saves."""
         return self._mesh.rank == 0
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return self._mesh.size
+
     # The run
 
     def divided(self, source: Iterable[Batch], position: object) -> Iterable[Batch]:

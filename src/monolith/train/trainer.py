@@ -513,7 +513,7 @@ class Trainer:
             return
         restored = self.restore(training=True)
         if not (waits_for_records(source) and self.remote_stores):
-            self._require_own_share()
+            self._require_own_share(source)
         if self._restored is not None and not self._rounds:
             point = self._restored.point
             _log.info("continuing from step %d of %s", point.step, point.checkpoint or f"the log of {point.model_dir}")
@@ -523,7 +523,7 @@ class Trainer:
         resume = is_resumable(source) and self._resumes
         followed = self.ranks is None and self._follow_predecessor(source, resume=resume)
         if not followed:
-            self._require_own_share()
+            self._require_own_share(source)
         if restored or followed:
             self._warn_of_unknown_place(source)
         if followed and not self._resumes:
@@ -538,16 +538,25 @@ class Trainer:
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
 
-    def _require_own_share(self) -> None:
+    def _require_own_share(self, source: Iterable[Batch]) -> None:
         """Raise if the position in the data that was restored is one in another share of it than this worker has."""
-        then, now = self._shares, self.num_workers
-        if then == now or not self.config.resume_data or not (self.epochs or self._loaded_place is not None):
-            self._shares = now
+        shards = shards_of_position(self._loaded_place)
+        divided = self.ranks is not None and is_resumable(source) and not waits_for_records(source)
+        fits = self._shares == self.num_workers
+        if shards is not None:
+            # One process reads the shards in turn, and how many shards there are is checked where they are made.
+            fits = divided or self.num_workers == 1
+        elif divided and self._loaded_place is not None:
+            fits = False
+        if fits or not self.config.resume_data or not (self.epochs or self._loaded_place is not None):
+            self._shares = self.num_workers
             return
+        then = _count(self._shares, "worker") if shards is None else f"ranks, in {_count(shards, 'data shard')}"
+        now = _count(self.num_workers, "worker") if self.ranks is None else _count(self.ranks.num_ranks, "rank")
         raise InvalidArgumentError(
-            f"the position in the data was saved by a run of {then} worker{'s' * (then > 1)}, there "
-            f"{'are' if now > 1 else 'is'} {now} now: each has another share of the data, and some of it would be trained twice "
-            f"or never. Continue with {then}, or start with the first batch or other data with RunConfig(resume_data=False)"
+            f"the position in the data was saved by a run of {then}, and this is one of {now}: each has another share of the "
+            f"data, and some of it would be trained twice or never. Continue with {then}, give another model_dir, or start with "
+            "the first batch or other data with RunConfig(resume_data=False)"
         )
 
     def _warn_of_unknown_place(self, source: Iterable[Batch]) -> None:
@@ -841,3 +850,7 @@ class Trainer:
         if self.optimizer is not None:
             require_same_parameters(self.model, self.optimizer)
         self.device, self._placement = device, BatchPlacement.needed(self.model, device, self.config.static_rows)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

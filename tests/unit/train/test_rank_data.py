@@ -15,6 +15,7 @@ from monolith.errors import InvalidArgumentError, RunInterruptedError
 from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
+from monolith.ranks.data_shards import join_positions
 from monolith.ranks.mesh import Mesh
 from monolith.table import SGD, Zeros
 from monolith.testing.rank_threads import run_ranks
@@ -191,10 +192,12 @@ def test_another_number_of_data_shards_is_refused(tmp_path: Path) -> None:
         run_of(23, model_dir=str(tmp_path), runner={"data_shards": 8}).ranks(2)
 
 
-def test_ranks_do_not_continue_in_data_that_was_not_divided(tmp_path: Path) -> None:
-    run = run_of(23, model_dir=str(tmp_path))
+@pytest.mark.parametrize("last", [2, 23])
+def test_ranks_do_not_continue_in_data_that_was_not_divided(tmp_path: Path, last: int) -> None:
+    run = run_of(23, model_dir=str(tmp_path), train={"max_steps": last})
     run.trainer().fit(run.source(), max_steps=2)
-    with pytest.raises(InvalidArgumentError, match="not divided into shards"):
+    # Also if nothing is left to do: what is saved at the end would have no position in it.
+    with pytest.raises(InvalidArgumentError, match="saved by a run of 1 worker, and this is one of 2 ranks:"):
         run.ranks(2)
     again = run_of(23, model_dir=str(tmp_path), resume_data=False).ranks(2)
     assert Counter(counts(again).values()) == {2: 2, 1: 21}
@@ -227,3 +230,18 @@ def test_a_run_that_has_finished_makes_no_step(tmp_path: Path) -> None:
     again = run.ranks(3)
     assert [one.step for one in again] == [3, 3, 3]
     assert counts(again) == dict.fromkeys(range(6), 1)
+
+
+def test_workers_are_told_that_a_position_is_that_of_ranks(tmp_path: Path) -> None:
+    run = run_of(5, model_dir=str(tmp_path), train={"max_steps": 2})
+    run.ranks(2)
+    worker = run.trainer()
+    worker.num_workers = 2
+    with pytest.raises(
+        InvalidArgumentError, match="saved by a run of ranks, in 2 data shards, and this is one of 2 workers:"
+    ):
+        worker.fit(run.source())
+
+
+def test_ranks_that_have_read_nothing_save_the_position_of_a_stream_as_it_was() -> None:
+    assert join_positions([{"partitions": "{}"}, {"partitions": "{}"}]) == {"partitions": "{}"}
