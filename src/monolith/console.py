@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Progress", "REMIND_SECS", "RareWarnings", "Reminder", "log_to_stderr"]
+__all__ = ["Outage", "Progress", "REMIND_SECS", "RareWarnings", "Reminder", "QUIET_SECS", "log_to_stderr"]
 
 REMIND_SECS = 30.0
 """Seconds between two lines about the same wait."""
+QUIET_SECS = 1.0
+"""Seconds of a wait that is not worth a line: a connection that was closed is open again by then."""
 
 Progress = Callable[[int, int], None]
 """Called with the amount done and the total: bytes when reading, rows when writing."""
@@ -75,6 +77,56 @@ class Reminder:
         until = "" if left_secs is None else f", at most {left_secs:.0f} s more"
         self._said, self._next = what, now + self._every_secs
         self._log.info("%s%s for %s%s", self._who, how, what % values if values else what, until)
+
+
+class Outage:
+    """Logs that requests wait for a server: after a second, then every 30 seconds, and when it answers again.
+
+    Threads share it: one server that is away is one line, however many requests wait for it.
+
+    Example:
+        >>> import sys
+        >>> log = logging.getLogger("outage-example")
+        >>> log.addHandler(logging.StreamHandler(sys.stdout)); log.setLevel(logging.INFO)
+        >>> now = 0.0
+        >>> outage = Outage(log, clock=lambda: now)
+        >>> for now in (0.0, 0.5, 1.5, 20.0, 31.5):
+        ...     outage.waits("the server at ps-1:7100: Connection refused", left_secs=60.0 - now)
+        the server at ps-1:7100: Connection refused; waiting for it, at most 58 s more
+        the server at ps-1:7100: Connection refused; still waiting for it after 32 s, at most 28 s more
+        >>> now = 33.0
+        >>> outage.over("ps-1:7100")
+        the server at ps-1:7100 answers again, after 33 s
+    """
+
+    def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._next = 0.0
+        self._is_logged = False
+
+    def waits(self, failure: object, *, left_secs: float) -> None:
+        """A request failed, will be sent again, and gives up after `left_secs`."""
+        with self._lock:
+            now = self._clock()
+            if self._since is None:
+                self._since, self._next = now, now + QUIET_SECS
+            if now < self._next:
+                return
+            still = f"still waiting for it after {now - self._since:.0f} s" if self._is_logged else "waiting for it"
+            self._next, self._is_logged = now + REMIND_SECS, True
+        self._log.info("%s; %s, at most %.0f s more", failure, still, left_secs)
+
+    def over(self, address: str) -> None:
+        """The server at `address` has answered."""
+        if self._since is None:
+            return
+        with self._lock:
+            since, logged = self._since, self._is_logged
+            self._since, self._is_logged = None, False
+        if since is not None and logged:
+            self._log.info("the server at %s answers again, after %.0f s", address, self._clock() - since)
 
 
 class RareWarnings:

@@ -587,6 +587,12 @@ class Trainer:
         waits = resume and waits_for_records(source)
         join = source.join_state_dicts if waits else None  # type: ignore[attr-defined]
         place = self._positions.begin(self.stores, resume=resume, join=join)
+        if place is not None and place.batches and self._resumes:
+            _log.info(
+                "continuing after batch %d of this worker%s",
+                place.batches,
+                f"; repeating {place.started} that not all servers have" * bool(place.started),
+            )
         if place is not None:
             self._positions.batches, self._loaded_place = place.batches, place.state
             self._unfinished = place.ahead

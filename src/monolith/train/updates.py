@@ -305,6 +305,8 @@ class ResumePoint:
     """State of its source. None: at the beginning."""
     epochs: int = 0
     """Complete passes over the data."""
+    started: int = 0
+    """Batches after them that some servers have had and others may not have had."""
     ahead: tuple[Position, ...] = ()
     """Batches that some servers have had and others have not, rising. A source that cuts its batches by time repeats them."""
 
@@ -375,6 +377,7 @@ class WorkerPositions:
             batches=last.batches,
             state=state,
             epochs=last.epochs,
+            started=max(0, last_batch - last.batches),
             ahead=tuple(ahead[batch] for batch in sorted(ahead) if batch > last.batches),
         )
 

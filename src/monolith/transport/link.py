@@ -7,6 +7,7 @@ number under which the server applies it at most once.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from monolith.console import Outage
 from monolith.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -55,6 +57,9 @@ def jittered(seconds: float) -> float:
 
 Transport = Literal["socket", "flight"]
 """How frames travel: over plain sockets, or as messages of Arrow Flight, which can encrypt."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class CallStream(Protocol):
@@ -195,6 +200,8 @@ class Link:
         """Called with the old incarnation when the server has restored itself in a new one. It joins the new one, or raises."""
         self.on_unavailable: Callable[[], None] | None = None
         """Called between two attempts to reach the server, which may have moved or left."""
+        self.outage = Outage(_log)
+        """Logs that requests wait for the server."""
         self._requests = itertools.count(1)
         self._max_streams = max_streams
         self._connector_to = partial(
@@ -289,6 +296,7 @@ class Exchange:
         if time.monotonic() + pause >= self._deadline:
             kind = OverloadedError if isinstance(error, OverloadedError) else UnavailableError
             raise kind(f"{error}; tried for {self._timeout:g} s") from None
+        self._link.outage.waits(error, left_secs=self._deadline - time.monotonic())
         time.sleep(pause)
         return pause
 
@@ -319,6 +327,7 @@ class Exchange:
             self.was_refused = True
             raise error
         self._link.instance = self._link.instance or frame.instance
+        self._link.outage.over(self._link.address)
         return frame
 
     def _drop(self) -> None:

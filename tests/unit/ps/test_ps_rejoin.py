@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from monolith import console
 from monolith.errors import ServerRestartedError, ServerRestoredError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import TableWrite
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
+from real_servers import until
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(100)
@@ -113,3 +115,22 @@ def test_what_servers_own_survives_them(tmp_path: Path) -> None:
             assert late.lookup([BAGS])[0].eq(2.0).all()
     for server in servers:
         server.close()
+
+
+def test_a_worker_says_that_it_waits_for_a_server_and_that_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECS", 0.0)
+    server = started(tmp_path)
+    address = server.address
+    with caplog.at_level("INFO", logger="monolith"), ServerStore([address], [TABLE]) as store:
+        server.close()
+        waiting = threading.Thread(target=store.lookup, args=([BAGS],))
+        waiting.start()
+        until(lambda: "waiting for it, at most" in caplog.text)
+        with started(tmp_path, int(address.rpartition(":")[2])):
+            waiting.join()
+    told = [message for message in caplog.messages if address in message]
+    assert len([message for message in told if "waiting for it" in message]) == 1, told
+    assert [message for message in told if "joined it again" in message], told
+    assert [message for message in told if "answers again, after" in message], told

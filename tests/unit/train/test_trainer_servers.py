@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -219,7 +220,9 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
             assert store.lookup([bags])[0].flatten().tolist() == (-3 * times).tolist()
 
 
-def test_data_of_a_launch_is_trained_once_although_a_worker_is_restarted_in_it(tmp_path: Path) -> None:
+def test_data_of_a_launch_is_trained_once_although_a_worker_is_restarted_in_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def worker(launch: str, epoch: int) -> ClientConfig:
         runner = RunnerConfig(num_ps=2, num_workers=2, uuid=launch, server_type="worker", index=1)
         return client_config(runner, epoch, launch=launch).model_copy(update={"timeout": 60.0})
@@ -241,7 +244,12 @@ def test_data_of_a_launch_is_trained_once_although_a_worker_is_restarted_in_it(t
             run_in(store).fit(clicks())
         for launch, epoch, passes in (("monday", 2, 1), ("monday", 3, 1), ("tuesday", 4, 2)):
             with ServerStore(addresses, tables_of(COUNTED), config=worker(launch, epoch)) as store:
-                run_in(store).fit(clicks())
+                caplog.clear()
+                with caplog.at_level("INFO"):
+                    run_in(store).fit(clicks())
+                told = [message for message in caplog.messages if message.startswith("continuing after batch")]
+                again = r"continuing after batch \d+ of this worker; repeating 1 that not all servers have"
+                assert [bool(re.fullmatch(again, message)) for message in told] == {2: [True], 3: [False], 4: []}[epoch]
                 assert store.lookup([bags])[0].flatten().tolist() == (-passes * times).tolist()
 
 

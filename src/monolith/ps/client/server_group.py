@@ -393,6 +393,7 @@ class ServerGroup:
             link.instance = 0
             link.call(Call.JOIN, self._join_text())
             self._declare_to(link)
+            _log.info("the server at %s was restarted and has restored itself: joined it again", link.address)
 
     def _declare_to(self, link: Link) -> None:
         if self._declared:

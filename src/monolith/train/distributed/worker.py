@@ -189,7 +189,7 @@ class WorkerAttempt:
         trainer.named_by_launch = bool(config.uuid) and not trainer.config.resume_data
         if steps is not None and config.supervised:
             _log.warning(
-                "steps=%d counts from the start of this process: after a restart there are more; max_steps is exact",
+                "steps=%d counts from the start of this process: after a restart there are more; max_steps counts from the first",
                 steps,
             )
         self._last: int | None = max_steps
