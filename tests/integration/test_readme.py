@@ -64,10 +64,13 @@ def test_the_script_continues_where_it_was(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("command", re.findall(r"^    monolith launch (.*?) *(?:#.*)?$", README, re.MULTILINE))
-def test_the_same_script_runs_on_a_cluster(command: str, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text((folder / "train.py").read_text())
-    printed = output_of([sys.executable, "-m", "monolith.cli", "launch", *shlex.split(command)], tmp_path)
-    assert len(re.findall(r"\d \| step \d+: AUC 0\.\d+", printed)) == 2, printed
+def test_the_same_script_runs_on_a_cluster_after_that(command: str, trained: Path) -> None:
+    words = shlex.split(command)
+    printed = output_of([sys.executable, "-m", "monolith.cli", "launch", *words], trained)
+    steps = {"--workers": 120, "--ranks": 60}[next(word for word in words if word in ("--workers", "--ranks"))]
+    assert len(re.findall(rf"\d \| step {steps}: AUC 0\.\d+", printed)) == 2, printed
+    (run,) = [words[at + 1] for at, word in enumerate(words) if word == "--model-dir"]
+    assert len(list((trained / run / "exported_models").glob("[0-9]*"))) == 1, "one process exports"
 
 
 def test_the_request_is_answered_with_what_was_learnt(trained: Path) -> None:

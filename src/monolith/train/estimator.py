@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.scheduler import DATA_ROLES
+from monolith.console import log_to_stderr
 from monolith.data.sources.history import kafka_like
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Estimator", "HeadMetrics", "Mode", "forward_passes"]
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 _METRICS: dict[str, Callable[[], Metric]] = {
     "auc": AUC,
@@ -213,9 +217,7 @@ class Estimator:
         if not isinstance(model, nn.Module):
             raise InvalidArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.model = model
-        self.config, self.runner = _for_service(
-            *_with_one_folder(config or RunConfig(), RunnerConfig.from_env() if runner is None else runner)
-        )
+        self.config, self.runner = _for_service(*_with_one_folder(config or RunConfig(), runner))
         """How the run is spread over processes, by default what the environment says."""
         if self.config.device is not None and optimizer is None:
             model.to(find_device(self.config.device))
@@ -335,12 +337,19 @@ class Estimator:
     ) -> Path:
         """Write a version that `monolith.serve.load` reads without the model's code. Returns its folder.
 
+        Of the processes of a run over several, the chief writes it. Ranks get its folder from the chief. Other workers of servers
+        do not wait for the chief: they return the folder that it exports to.
+
         Args:
             folder: the export gets a numbered folder in it. None means `config.export_dir_base` in the model_dir.
             example: a batch to trace the model with. None takes the last one seen, or one of `input_fn("predict")`.
             onnx: also write the dense part as `program.onnx`, see `monolith.serve.export_model`.
         """
         self._serve_data_service()
+        if not (self.runner.is_local or self.runner.is_chief or self.runner.enable_full_sync_training):
+            base = self._export_base() if folder is None else Path(folder)
+            _log.info("%s %d exports nothing: the chief does, to %s", self.runner.server_type, self.runner.index, base)
+            return base
         return Path(self._by_chief(lambda: str(self._exported(folder, example, onnx=onnx))))
 
     def _exported(self, folder: str | Path | None, example: Batch | None, *, onnx: bool) -> Path:
@@ -514,16 +523,23 @@ def _for_service(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, Ru
     return config.for_service(), runner.model_copy(update={"enable_realtime_training": True})
 
 
-def _with_one_folder(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
-    """Return both with the folder of the run, which may be set in either of them."""
+def _with_one_folder(config: RunConfig, given: RunnerConfig | None) -> tuple[RunConfig, RunnerConfig]:
+    """Return both with the folder of the run, which may be set in either of them. `given`: what the script says, if anything.
+
+    The environment goes before the script, so that `monolith launch --model-dir` makes another run of the same script.
+    """
+    runner = RunnerConfig.from_env() if given is None else given
     if runner.is_local:
         return config, runner
     named = [folder for folder in (config.model_dir, runner.model_dir) if folder]
     if len({folder if is_remote(folder) else str(Path(folder).resolve()) for folder in named}) > 1:
-        raise ConfigError(
-            f"RunnerConfig.model_dir: it is {runner.model_dir!r}, RunConfig.model_dir is {config.model_dir!r}; say it in one "
-            "place"
-        )
+        if given is not None:
+            raise ConfigError(
+                f"RunnerConfig.model_dir: it is {runner.model_dir!r}, RunConfig.model_dir is {config.model_dir!r}; say it in one "
+                "place"
+            )
+        log_to_stderr()
+        _log.info("model_dir is %s, as the environment says, and not %s, as the script says", *reversed(named))
     if not named:
         return config, runner
     # That of the environment before that of the script: it is the same for servers, whose folders are in it.

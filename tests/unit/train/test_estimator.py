@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss, mean_squared_error, roc_auc_score
 
-from monolith.errors import CheckpointMismatchError, InvalidArgumentError
+from monolith.errors import CheckpointMismatchError, ConfigError, InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
@@ -335,3 +335,26 @@ def test_a_run_over_several_processes_gets_all_that_train_was_given(
     assert (given["trainer"], given["source"], given["config"]) == (estimator.trainer, data, estimator.runner)
     assert {"steps": given["steps"], "max_steps": given["max_steps"]} == {"steps": None, "max_steps": None} | limits
     assert hook in given["hooks"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_the_workers_of_servers_only_the_chief_exports(tmp_path: Path, index: int) -> None:
+    job = {"num_ps": 1, "num_workers": 2, "discovery_type": "file", "discovery_folder": str(tmp_path / "found")}
+    estimator = Estimator(WithData(), RunConfig(model_dir=str(tmp_path)), runner=RunnerConfig(index=index, **job))
+    given = estimator.export_saved_model()
+    assert [path.name for path in (tmp_path / "exported_models").glob("*")] == ([given.name] if index == 0 else [])
+    assert (given if index else given.parent) == tmp_path / "exported_models"
+
+
+def test_the_launcher_makes_another_run_of_a_script_that_names_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MONOLITH_MODEL_DIR", "runs/servers")
+    monkeypatch.setenv("MONOLITH_NUM_PS", "1")
+    monkeypatch.setenv("MONOLITH_DISCOVERY_FOLDER", str(tmp_path))
+    with caplog.at_level("INFO"):
+        made = Estimator(WithData(), RunConfig(model_dir="runs/clicks"))
+    assert made.config.model_dir == made.trainer.config.model_dir == made.runner.model_dir == "runs/servers"
+    assert "model_dir is runs/servers, as the environment says, and not runs/clicks, as the script says" in caplog.text
+    with pytest.raises(ConfigError, match="say it in one place"):
+        Estimator(WithData(), RunConfig(model_dir="runs/clicks"), runner=RunnerConfig.from_env())
