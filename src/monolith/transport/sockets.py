@@ -153,7 +153,7 @@ def require_welcome(answer: np.ndarray, address: str) -> None:
     if magic != MAGIC:
         raise ProtocolError(
             f"the server at {address} does not speak frames over plain sockets; if it speaks Flight, "
-            "give ClientConfig(transport='flight'), and tls_root_certs if it has TLS"
+            "give ClientConfig(transport='flight'), and if it has TLS tls_root_certs, or a command --tls-root-certs"
         )
     if said == Welcome.WRONG_TOKEN:
         raise AuthenticationError(f"the server at {address} {NO_TOKEN}")
