@@ -6,6 +6,10 @@
 
 #include "cpu_features.h"
 
+#if defined(__aarch64__)
+#include <arm_acle.h>
+#endif
+
 namespace monolith::crc32c {
 namespace {
 
@@ -40,7 +44,28 @@ std::uint64_t load_word(const unsigned char* bytes) noexcept {
   return word;
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
+#define MONOLITH_HAS_CHECKSUM_INSTRUCTION
+
+// The instruction is not part of the oldest machines of either kind: a function that uses it asks for it, and is only called where
+// cpu_features() has found it.
 #if defined(__x86_64__)
+#define MONOLITH_WITH_INSTRUCTION __attribute__((target("sse4.2,crc32")))
+MONOLITH_WITH_INSTRUCTION inline std::uint64_t add_word(std::uint64_t crc, std::uint64_t word) noexcept {
+  return __builtin_ia32_crc32di(crc, word);
+}
+MONOLITH_WITH_INSTRUCTION inline std::uint32_t add_byte(std::uint32_t crc, unsigned char byte) noexcept {
+  return __builtin_ia32_crc32qi(crc, byte);
+}
+#else
+#define MONOLITH_WITH_INSTRUCTION __attribute__((target("+crc")))
+MONOLITH_WITH_INSTRUCTION inline std::uint64_t add_word(std::uint64_t crc, std::uint64_t word) noexcept {
+  return __crc32cd(static_cast<std::uint32_t>(crc), word);
+}
+MONOLITH_WITH_INSTRUCTION inline std::uint32_t add_byte(std::uint32_t crc, unsigned char byte) noexcept {
+  return __crc32cb(crc, byte);
+}
+#endif
 
 // Advancing a register over zero bytes is linear over GF(2): a 32x32 bit matrix, here expanded to four 256-entry tables.
 struct ZeroBlock {
@@ -74,15 +99,15 @@ constexpr std::size_t kShortBlock = 256;
 
 // The instruction takes 3 cycles but a new one can start every cycle, so three streams run at three times the speed of one.
 template <std::size_t kBlock>
-__attribute__((target("sse4.2,crc32"))) const unsigned char* three_streams(std::uint64_t& crc, const unsigned char* bytes,
-                                                                     std::size_t& n, const ZeroBlock& zeros) noexcept {
+MONOLITH_WITH_INSTRUCTION const unsigned char* three_streams(std::uint64_t& crc, const unsigned char* bytes, std::size_t& n,
+                                                             const ZeroBlock& zeros) noexcept {
   while (n >= 3 * kBlock) {
     std::uint64_t second = 0;
     std::uint64_t third = 0;
     for (std::size_t i = 0; i < kBlock; i += 8) {
-      crc = __builtin_ia32_crc32di(crc, load_word(bytes + i));
-      second = __builtin_ia32_crc32di(second, load_word(bytes + kBlock + i));
-      third = __builtin_ia32_crc32di(third, load_word(bytes + 2 * kBlock + i));
+      crc = add_word(crc, load_word(bytes + i));
+      second = add_word(second, load_word(bytes + kBlock + i));
+      third = add_word(third, load_word(bytes + 2 * kBlock + i));
     }
     crc = zeros.advance(static_cast<std::uint32_t>(crc)) ^ second;
     crc = zeros.advance(static_cast<std::uint32_t>(crc)) ^ third;
@@ -92,16 +117,16 @@ __attribute__((target("sse4.2,crc32"))) const unsigned char* three_streams(std::
   return bytes;
 }
 
-__attribute__((target("sse4.2,crc32"))) std::uint32_t extend_sse42(std::uint32_t crc, const void* data, std::size_t n) noexcept {
+MONOLITH_WITH_INSTRUCTION std::uint32_t extend_with_instruction(std::uint32_t crc, const void* data, std::size_t n) noexcept {
   static constexpr ZeroBlock kLongZeros(kLongBlock);
   static constexpr ZeroBlock kShortZeros(kShortBlock);
   const auto* bytes = static_cast<const unsigned char*>(data);
   std::uint64_t state = ~crc;
   bytes = three_streams<kLongBlock>(state, bytes, n, kLongZeros);
   bytes = three_streams<kShortBlock>(state, bytes, n, kShortZeros);
-  for (; n >= 8; n -= 8, bytes += 8) state = __builtin_ia32_crc32di(state, load_word(bytes));
+  for (; n >= 8; n -= 8, bytes += 8) state = add_word(state, load_word(bytes));
   auto tail = static_cast<std::uint32_t>(state);
-  for (; n > 0; --n, ++bytes) tail = __builtin_ia32_crc32qi(tail, *bytes);
+  for (; n > 0; --n, ++bytes) tail = add_byte(tail, *bytes);
   return ~tail;
 }
 
@@ -121,8 +146,8 @@ std::uint32_t multiply(std::uint32_t a, std::uint32_t b) noexcept {
 using Extend = std::uint32_t (*)(std::uint32_t, const void*, std::size_t) noexcept;
 
 Extend choose() noexcept {
-#if defined(__x86_64__)
-  if (cpu_features().sse42) return extend_sse42;
+#if defined(MONOLITH_HAS_CHECKSUM_INSTRUCTION)
+  if (cpu_features().crc32c) return extend_with_instruction;
 #endif
   return extend_portable;
 }
