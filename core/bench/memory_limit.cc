@@ -168,8 +168,8 @@ MONOLITH_INLINE void prefetch_floats(const float* p) {
   for (std::size_t f = 0; f < Floats; f += kLine / sizeof(float)) prefetch<To>(p + f);
 }
 
-// Explicit, for the compiler would add floats one by one.
-using Vector = float __attribute__((vector_size(32), aligned(4), may_alias));
+// Explicit, for the compiler would add floats one by one. As in kernels.cc.
+typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
 
 // The sum of a bag stays in registers until it is whole.
 template <std::size_t Dim>

@@ -10,15 +10,13 @@
 namespace monolith {
 namespace {
 
-using Vector4 = float __attribute__((vector_size(16), aligned(alignof(float)), may_alias));
-
 // Rows that are worth waking a thread for.
 constexpr std::size_t kRowsPerTask = 8192;
 
 // A vector is a few moves: calling a function to copy it would take longer.
 inline void copy(float* to, const float* from, std::size_t n) noexcept {
   std::size_t i = 0;
-  for (; i + 4 <= n; i += 4) *reinterpret_cast<Vector4*>(to + i) = *reinterpret_cast<const Vector4*>(from + i);
+  for (; i + 4 <= n; i += 4) __builtin_memcpy(to + i, from + i, 4 * sizeof(float));
   for (; i < n; ++i) to[i] = from[i];
 }
 

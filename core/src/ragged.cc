@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu_features.h"
+#include "float_vectors.h"
 #include "huge_array.h"
 #include "monolith/error.h"
 #include "monolith/hash.h"
@@ -85,18 +86,6 @@ inline float divisor(Reduction reduction, std::int64_t count) noexcept {
 // by element and in the order of the rows, so every instruction set gives the same bits.
 #define MONOLITH_INLINE inline __attribute__((always_inline))
 
-using Vector4 = float __attribute__((vector_size(16)));
-using Vector8 = float __attribute__((vector_size(32)));
-
-// By reference, not by value: a Vector8 has no calling convention where AVX is not enabled.
-template <typename Vector>
-MONOLITH_INLINE void load(Vector& x, const float* from) noexcept {
-  __builtin_memcpy(&x, from, sizeof(x));
-}
-template <typename Vector>
-MONOLITH_INLINE void store(const Vector& x, float* to) noexcept {
-  __builtin_memcpy(to, &x, sizeof(x));
-}
 template <typename Vector>
 MONOLITH_INLINE void take_root(Vector& x) noexcept {
   if constexpr (sizeof(Vector) == sizeof(float)) {

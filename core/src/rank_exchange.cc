@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "float_vectors.h"
 #include "kernels/kernels.h"
 #include "monolith/buckets.h"
 #include "monolith/error.h"
@@ -25,27 +26,37 @@ void for_each_table(std::size_t tables, std::size_t num_ids, const F& f) {
   for (std::size_t t = 0; t < tables; ++t) f(t);
 }
 
-// Vectors are explicit because the compiler, left to itself, adds one float at a time: see placed_rows.cc.
-using Vector4 = float __attribute__((vector_size(16), aligned(alignof(float)), may_alias));
-
 [[gnu::always_inline]] inline void add_row(float* to, const float* from, std::size_t dim) noexcept {
   const std::size_t whole = dim / 4 * 4;
-  for (std::size_t k = 0; k < whole; k += 4) *reinterpret_cast<Vector4*>(to + k) += *reinterpret_cast<const Vector4*>(from + k);
+  Vector4 sum, x;
+  for (std::size_t k = 0; k < whole; k += 4) {
+    load(sum, to + k);
+    load(x, from + k);
+    sum += x;
+    store(sum, to + k);
+  }
   for (std::size_t k = whole; k < dim; ++k) to[k] += from[k];
 }
 
 [[gnu::always_inline]] inline void add_scaled_row(float* to, const float* from, float factor, std::size_t dim) noexcept {
   const std::size_t whole = dim / 4 * 4;
+  Vector4 sum, x;
   for (std::size_t k = 0; k < whole; k += 4) {
-    *reinterpret_cast<Vector4*>(to + k) += *reinterpret_cast<const Vector4*>(from + k) * factor;
+    load(sum, to + k);
+    load(x, from + k);
+    sum += x * factor;
+    store(sum, to + k);
   }
   for (std::size_t k = whole; k < dim; ++k) to[k] += from[k] * factor;
 }
 
 [[gnu::always_inline]] inline void scale_row(float* to, const float* from, float factor, std::size_t dim) noexcept {
   const std::size_t whole = dim / 4 * 4;
+  Vector4 x;
   for (std::size_t k = 0; k < whole; k += 4) {
-    *reinterpret_cast<Vector4*>(to + k) = *reinterpret_cast<const Vector4*>(from + k) * factor;
+    load(x, from + k);
+    x *= factor;
+    store(x, to + k);
   }
   for (std::size_t k = whole; k < dim; ++k) to[k] = from[k] * factor;
 }

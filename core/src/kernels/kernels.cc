@@ -156,8 +156,11 @@ void initialize(const SegmentPlan& plan, std::uint64_t key, std::byte* row) {
   });
 }
 
-// Eight floats at any address. The compiler does not trust that row and output do not overlap, and would move single floats.
-using Vector = float __attribute__((vector_size(32), aligned(4), may_alias));
+// Eight floats at any address. The compiler does not trust that row and output do not overlap, and would move single floats. Not
+// `using Vector = float __attribute__`, in which clang ignores the alignment without a word and crashes at the first address that is
+// not a multiple of 32. Nor may Vector be the argument of a template: see float_vectors.h.
+typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
+static_assert(alignof(Vector) == alignof(float));
 
 void add(float* out, const float* a, const float* b, std::size_t n) {
   std::size_t j = 0;
