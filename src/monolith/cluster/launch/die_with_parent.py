@@ -21,7 +21,8 @@ _NOT_FOUND = 127  # as a shell does
 
 def run_command(parent: int, command: Sequence[str]) -> int:
     """Become `command`, which dies with `parent`. Returns an exit code if that fails."""
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
+    if prctl is None or prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.stderr.write("this system cannot end a process together with its parent\n")
         return 1
     if os.getppid() != parent:  # it died before the call above

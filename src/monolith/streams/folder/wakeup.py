@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -29,7 +30,9 @@ class Wakeup:
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        self._called = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._called, self._caller = os.pipe()
+        os.set_blocking(self._called, False)
+        os.set_blocking(self._caller, False)
         self._changes = _watch(folders)
         self._poll = select.poll()
         self._poll.register(self._called, select.POLLIN)
@@ -49,20 +52,22 @@ class Wakeup:
     def was_called(self) -> bool:
         """Return whether `wake` was called since the last time."""
         try:
-            os.eventfd_read(self._called)
+            return len(os.read(self._called, 65536)) > 0
         except BlockingIOError:
             return False
-        return True
 
     def wake(self) -> None:
         """Let `wait` return at once, in any thread, now or when it is called next."""
-        if self._called >= 0:
-            os.eventfd_write(self._called, 1)
+        if self._caller >= 0:
+            # A full pipe wakes as well.
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._caller, b"w")
 
     def close(self) -> None:
         """Release the descriptors. Calling it twice is harmless."""
-        called, changes, self._called, self._changes = self._called, self._changes, -1, -1
-        for descriptor in (called, changes):
+        descriptors = self._called, self._caller, self._changes
+        self._called = self._caller = self._changes = -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
 
