@@ -25,7 +25,7 @@ namespace {
 
 std::span<const std::uint8_t> bytes_of(PyObject* object) {
   if (!PyBytes_Check(object)) throw nb::type_error("expected bytes");
-  return {reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(object)), static_cast<std::size_t>(PyBytes_GET_SIZE(object))};
+  return {reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(object)), static_cast<std::size_t>(PyBytes_Size(object))};
 }
 
 nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
@@ -48,7 +48,7 @@ void require(int result) {
 // Column `index` of the records of one partition, which all have as many.
 PyObject* item(const nb::list& column, std::size_t index) {
   if (index >= column.size()) throw nb::index_error("the columns of records differ in length");
-  return PyList_GET_ITEM(column.ptr(), index);
+  return PyList_GetItem(column.ptr(), static_cast<Py_ssize_t>(index));
 }
 
 class EventParser {
@@ -115,7 +115,7 @@ struct Entry {
 
   nb::bytes followed_by(std::span<const std::uint8_t> value) {
     nb::bytes whole = nb::steal<nb::bytes>(required(PyBytes_FromStringAndSize(nullptr, kSize + value.size())));
-    char* at = PyBytes_AS_STRING(whole.ptr());
+    char* at = PyBytes_AsString(whole.ptr());
     each([&at](auto& field) {
       std::memcpy(at, &field, sizeof field);
       at += sizeof field;
@@ -196,22 +196,22 @@ nb::tuple open_windows(Table& table, const nb::object& absent, const nb::list& i
   std::int64_t added = 0;
   std::size_t i = start;
   for (; i < impressions.size(); ++i) {
-    PyObject* const impression = PyList_GET_ITEM(impressions.ptr(), i);
-    if (!PyTuple_Check(impression) || PyTuple_GET_SIZE(impression) != 4) throw nb::type_error("impressions: expected tuples of 4");
-    PyObject* const key = PyTuple_GET_ITEM(impression, 0);
-    const std::int64_t time = integer(PyTuple_GET_ITEM(impression, 1));
+    PyObject* const impression = PyList_GetItem(impressions.ptr(), static_cast<Py_ssize_t>(i));
+    if (!PyTuple_Check(impression) || PyTuple_Size(impression) != 4) throw nb::type_error("impressions: expected tuples of 4");
+    PyObject* const key = PyTuple_GetItem(impression, 0);
+    const std::int64_t time = integer(PyTuple_GetItem(impression, 1));
     if (time < closed || table.find(key) != nullptr) break;
     if (!absent.is_none()) {
       const int is_absent = PySet_Contains(absent.ptr(), key);
       require(is_absent);
       if (is_absent == 0) break;
     }
-    const auto value = bytes_of(PyTuple_GET_ITEM(impression, 3));
+    const auto value = bytes_of(PyTuple_GetItem(impression, 3));
     Entry entry;
     entry.due = time + window_ms;
     entry.time = time;
     entry.partition = partition;
-    entry.offset = integer(PyTuple_GET_ITEM(impression, 2));
+    entry.offset = integer(PyTuple_GetItem(impression, 2));
     table.set(key, entry.followed_by(value).ptr());
     table.schedule(key, entry.due);
     added += static_cast<std::int64_t>(Entry::kSize + value.size() + bytes_of(key).size());
@@ -223,7 +223,7 @@ nb::bytes with_columns(std::span<const std::uint8_t> object, std::span<const std
   const monolith::ObjectEnd end = monolith::end_of_fields(object);
   const std::size_t comma = end.has_fields;
   nb::bytes whole = nb::steal<nb::bytes>(required(PyBytes_FromStringAndSize(nullptr, end.size + comma + columns.size() + 1)));
-  char* at = PyBytes_AS_STRING(whole.ptr());
+  char* at = PyBytes_AsString(whole.ptr());
   std::memcpy(at, object.data(), end.size);
   at += end.size;
   if (end.has_fields) *at++ = ',';
@@ -257,7 +257,7 @@ class WindowCloser {
     std::size_t i = start;
     for (; i < keys.size(); ++i) {
       // A reference of its own: the dict may release its key.
-      const nb::object key = nb::borrow(PyList_GET_ITEM(keys.ptr(), i));
+      const nb::object key = nb::borrow(PyList_GetItem(keys.ptr(), static_cast<Py_ssize_t>(i)));
       PyObject* const found = table.find(key.ptr());
       if (found == nullptr) {
         if (absent.is_none()) continue;  // removed meanwhile
@@ -321,10 +321,13 @@ class WindowCloser {
     const nb::tuple headers = header.is_none() ? nb::make_tuple(origin) : nb::make_tuple(origin, header);
     const nb::bytes whole = with_columns(value, bytes_of(suffix.ptr()));
     auto* const type = reinterpret_cast<PyTypeObject*>(example_.ptr());
-    const nb::object example = nb::steal(required(type->tp_alloc(type, 4)));
+    const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    const nb::object example = nb::steal(required(allocate(type, 4)));
     const nb::int_ time(entry.time);
     const std::array<PyObject*, 4> items{whole.ptr(), key.ptr(), time.ptr(), headers.ptr()};
-    for (std::size_t i = 0; i < items.size(); ++i) PyTuple_SET_ITEM(example.ptr(), i, Py_NewRef(items[i]));
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      require(PyTuple_SetItem(example.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(items[i])));
+    }
     examples.append(example);
     return is_positive ? Outcome::kPositive : Outcome::kNegative;
   }
@@ -337,8 +340,8 @@ class WindowCloser {
     *end++ = '0';
     const auto size = static_cast<std::size_t>(end - digits.data());
     nb::bytes whole = nb::steal<nb::bytes>(required(PyBytes_FromStringAndSize(nullptr, text.size() + size)));
-    std::memcpy(PyBytes_AS_STRING(whole.ptr()), text.data(), text.size());
-    std::memcpy(PyBytes_AS_STRING(whole.ptr()) + text.size(), digits.data(), size);
+    std::memcpy(PyBytes_AsString(whole.ptr()), text.data(), text.size());
+    std::memcpy(PyBytes_AsString(whole.ptr()) + text.size(), digits.data(), size);
     return whole;
   }
 

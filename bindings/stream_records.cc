@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +20,8 @@ struct Record {
 
 Record record_of(nb::handle object) {
   PyObject* const tuple = object.ptr();
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) throw nb::type_error("records: expected tuples of 4");
-  const Record record{PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_ITEM(tuple, 1), PyTuple_GET_ITEM(tuple, 2), PyTuple_GET_ITEM(tuple, 3)};
+  if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 4) throw nb::type_error("records: expected tuples of 4");
+  const Record record{PyTuple_GetItem(tuple, 0), PyTuple_GetItem(tuple, 1), PyTuple_GetItem(tuple, 2), PyTuple_GetItem(tuple, 3)};
   if (!PyBytes_Check(record.value)) throw nb::type_error("value: expected bytes");
   if (record.key != Py_None && !PyBytes_Check(record.key)) throw nb::type_error("key: expected bytes or None");
   if (!PyTuple_Check(record.headers)) throw nb::type_error("headers: expected a tuple of tuples");
@@ -31,7 +30,7 @@ Record record_of(nb::handle object) {
 
 std::string_view text_of(PyObject* bytes) {
   if (!PyBytes_Check(bytes)) throw nb::type_error("expected bytes");
-  return {PyBytes_AS_STRING(bytes), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes))};
+  return {PyBytes_AsString(bytes), static_cast<std::size_t>(PyBytes_Size(bytes))};
 }
 
 std::string_view utf8_of(PyObject* name) {
@@ -44,10 +43,10 @@ std::string_view utf8_of(PyObject* name) {
 // Calls `header` with name and value of each.
 template <typename Header>
 void each_header(PyObject* headers, Header header) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(headers); ++i) {
-    PyObject* const pair = PyTuple_GET_ITEM(headers, i);
-    if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) throw nb::type_error("headers: expected pairs of name and value");
-    header(utf8_of(PyTuple_GET_ITEM(pair, 0)), text_of(PyTuple_GET_ITEM(pair, 1)));
+  for (Py_ssize_t i = 0; i < PyTuple_Size(headers); ++i) {
+    PyObject* const pair = PyTuple_GetItem(headers, i);
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) throw nb::type_error("headers: expected pairs of name and value");
+    header(utf8_of(PyTuple_GetItem(pair, 0)), text_of(PyTuple_GetItem(pair, 1)));
   }
 }
 
@@ -76,20 +75,22 @@ struct Output {
   }
 };
 
-// Their references are those of the caller's sequence.
 nb::object items_of(const nb::object& records) {
-  nb::object items = nb::steal(PySequence_Fast(records.ptr(), "records: expected a sequence"));
+  nb::object items = nb::steal(PySequence_Tuple(records.ptr()));
   if (!items.is_valid()) throw nb::python_error();
   return items;
 }
 
-std::span<PyObject* const> span_of(const nb::object& items) {
-  return {PySequence_Fast_ITEMS(items.ptr()), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()))};
+// Their references are those of the tuple.
+std::vector<PyObject*> list_of(const nb::object& items) {
+  std::vector<PyObject*> list(static_cast<std::size_t>(PyTuple_Size(items.ptr())));
+  for (std::size_t i = 0; i < list.size(); ++i) list[i] = PyTuple_GetItem(items.ptr(), static_cast<Py_ssize_t>(i));
+  return list;
 }
 
 nb::tuple encode_records(const nb::object& sequence) {
   const nb::object items = items_of(sequence);
-  const auto list = span_of(items);
+  const auto list = list_of(items);
   std::vector<Record> records;
   std::vector<std::size_t> headers;
   std::size_t values = 0, keys = 0, all_headers = 0;
@@ -116,7 +117,7 @@ nb::tuple encode_records(const nb::object& sequence) {
   const std::size_t size = fixed + values + keys + all_headers;
   nb::bytes body = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
   if (!body.is_valid()) throw nb::python_error();
-  Output out{PyBytes_AS_STRING(body.ptr())};
+  Output out{PyBytes_AsString(body.ptr())};
   for (const Record& record : records) out.number<std::uint32_t>(text_of(record.value).size());
   for (const std::int64_t timestamp : timestamps) out.number<std::int64_t>(static_cast<std::size_t>(timestamp));
   if (has_keys) {
@@ -146,7 +147,7 @@ nb::tuple encode_records(const nb::object& sequence) {
 nb::list record_sizes(const nb::object& sequence) {
   const nb::object items = items_of(sequence);
   nb::list sizes;
-  for (PyObject* const each : span_of(items)) {
+  for (PyObject* const each : list_of(items)) {
     const Record record = record_of(each);
     sizes.append(text_of(record.value).size() + (record.key == Py_None ? 0 : text_of(record.key).size()) +
                  header_bytes(record.headers));
