@@ -62,7 +62,7 @@ test-core: $(VENV)/.tools ## Run the C++ tests under ASan + UBSan, then under TS
 	$(call run_core_tests,build/asan,address$(comma)undefined)
 	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
 
-test-arm64: $(VENV)/.tools ## Run the C++ tests for aarch64 under qemu-user; needs g++-aarch64-linux-gnu and qemu-user
+test-arm64: $(VENV)/.tools ## Run the C++ tests for aarch64 under qemu-user; needs g++-aarch64-linux-gnu and qemu-user 8+, QEMU=path
 	$(call run_arm64_tests,build/arm64)
 
 test-python: $(VENV)/.extension servers ## Run the Python tests; ARGS are for pytest, as in ARGS="-k save"
@@ -125,12 +125,15 @@ UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 endef
 comma := ,
 
-# Without sanitizers, which do not run under qemu-user. One test at a time: the emulator takes gigabytes to describe the
-# address space that a table reserves.
+# Without sanitizers, which do not run under qemu-user. It must be release 8 or newer: older ones take 16 gigabytes to describe the
+# address space that tables reserve, and are killed where there is less.
+QEMU ?= qemu-aarch64
 define run_arm64_tests # $(1) = build folder
+@$(QEMU) --version | { read -r _ _ release _; test "$${release%%.*}" -ge 8 || \
+  { echo "$(QEMU) is release $$release, expected 8 or newer. Try: make test-arm64 QEMU=path/to/qemu-aarch64"; exit 1; }; }
 nice $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
   -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
-  -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
+  -DCMAKE_CROSSCOMPILING_EMULATOR='$(QEMU);-L;/usr/aarch64-linux-gnu' \
   -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
   -DMONOLITH_PYTHON=OFF -DMONOLITH_TESTS=ON -DMONOLITH_WERROR=ON
 nice $(BIN)/cmake --build $(1) --parallel 2
