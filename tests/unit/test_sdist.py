@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILD_READS = ["CMakeLists.txt", "bindings", "core/CMakeLists.txt", "core/include", "core/src", "deploy/charts", "proto", "src"]
+BUILD_READS = [
+    "CMakeLists.txt",
+    "bindings",
+    "core/CMakeLists.txt",
+    "core/include",
+    "core/src",
+    "deploy/charts",
+    "proto",
+    "src",
+]
 SUFFIXES = {".cc", ".h", ".proto", ".py", ".txt", ".typed"}
 
 
@@ -26,7 +35,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 
 def test_it_contains_every_source_that_the_build_reads(files: dict[str, int]) -> None:
-    paths = [path for name in BUILD_READS for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
+    paths = [
+        path
+        for name in BUILD_READS
+        for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+    ]
     sources = {str(path.relative_to(ROOT)) for path in paths if path.suffix in SUFFIXES}
     assert "core/src/kernels/kernels.cc" in sources
     assert sources - files.keys() == set()
