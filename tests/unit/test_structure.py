@@ -25,8 +25,8 @@ import structure
 KNOWN_LAYER_BREAKS: set[str] = set()
 
 LIMITS = {
-    "modules": 429, "one_importer": 82, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
-    "lines": 99600, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
+    "modules": 430, "one_importer": 80, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
+    "lines": 99800, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
     "restore_files": 32, "predict_calls": 55, "predict_files": 7, "save_segment_opens": 1, "save_manifest_reads": 1,
     "restore_segment_opens": 1, "restore_manifest_reads": 1, "save_classes": 33, "restore_classes": 26,
 }  # fmt: skip
