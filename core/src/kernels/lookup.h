@@ -144,7 +144,7 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
     const float zero = last > first ? -0.0f : 0.0f;
     Vector sum[kVectors + 1];
     float rest[kRest + 1];
-    for (Vector& part : sum) part = zero - Vector{};
+    for (std::uint32_t v = 0; v <= kVectors; ++v) sum[v] = zero - Vector{};
     for (float& part : rest) part = zero;
     for (; i < last; ++i) {
       const float* weights = reinterpret_cast<const float*>(window.next(i));
