@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from live_view import View, introduction, write_report
+from live_numbers import write_report
+from live_view import View, introduction
 from rich.console import Console
 from rich.live import Live
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Outage", "Progress", "REMIND_SECS", "RareWarnings", "Reminder", "QUIET_SECS", "log_to_stderr"]
+__all__ = ["Outage", "Progress", "QUIET_SECS", "REMIND_SECS", "RareWarnings", "Reminder", "log_to_stderr"]
 
 REMIND_SECS = 30.0
 """Seconds between two lines about the same wait."""

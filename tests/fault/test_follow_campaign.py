@@ -214,6 +214,8 @@ def campaign(folder: Path, faults: int, seed: int) -> None:
         _log.info("%s: back after %s s", name, ", ".join(f"{one:.1f}" for one in sorted(seconds)) or "-")
 
 
+# In seconds, without processes: tests/unit/serve/test_follow_ended_run.py.
+@pytest.mark.slow
 def test_a_replica_that_hangs_while_the_run_ends_has_its_last_changes(tmp_path: Path) -> None:
     processes = Processes(tmp_path, batches=150)
     try:

@@ -30,7 +30,13 @@ class CutRun(RunWriters):
         return self._cable.through(super().server(address))
 
 
-@pytest.mark.parametrize("options", [["--ranks", "2"], ["--workers", "2", "--ps", "2"]], ids=["ranks", "servers"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--ranks", "2"], id="ranks", marks=pytest.mark.slow),
+        pytest.param(["--workers", "2", "--ps", "2"], id="servers"),
+    ],
+)
 def test_a_replica_has_the_last_changes_of_all_processes(
     tmp_path: Path, options: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

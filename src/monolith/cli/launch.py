@@ -327,11 +327,9 @@ def _say_how_it_ended(outcome: Outcome, supervisor: Supervisor, logs: Path) -> N
         status = next(status for status in supervisor.statuses if status.role == outcome.failed)
         how = event_text(Event(kind=EventKind.FAILED, role=outcome.failed, code=outcome.code, reason=outcome.reason))
         log = logs / f"{outcome.failed.file_name}.log"
-        if outcome.code == WRONG_USAGE:
-            # Its last line was printed a moment ago, and is the message.
-            sys.stderr.write(f"error: {outcome.failed} {how}; the end of {log} says which\n")
-            raise typer.Exit(1)
         lines = [] if status.process is None else status.process.last_lines
+        if outcome.code == WRONG_USAGE:
+            lines = lines[-1:]  # which is the message
         end = "".join(f"    {line}\n" for line in lines)
         sys.stderr.write(f"error: {outcome.failed} {how}; the end of {log}:\n{end}")
         raise typer.Exit(1)

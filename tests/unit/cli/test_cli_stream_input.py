@@ -48,7 +48,7 @@ def test_a_stream_is_trained_as_it_grows_and_evaluated_as_it_is(tmp_path: Path) 
 
 def test_defaults_of_the_configuration_are_those_of_the_source() -> None:
     columns = StreamInput.model_validate({"stream": "x", "columns": ({"name": "user"},), "batch_size": 2})
-    given = {"stream", "columns", "batch_size", "dead_letters", "settings"}
+    given = {"stream", "columns", "batch_size", "dead_letters", "settings", "transforms"}
     own = inspect.signature(StreamSource).parameters
     for name, field in StreamInput.model_fields.items():
         if name not in given:

@@ -55,6 +55,9 @@ def test_a_rank_that_is_alive_but_does_not_come_ends_the_exchange() -> None:
         assert "it did not come in time" in str(error)
     # It is told why it is alone when it comes.
     late = word(meshes[2])
+    if late == [0, 1, 2]:
+        # The words of the others were read before the news of their end, which comes with the next exchange.
+        late = word(meshes[2])
     assert isinstance(late, RankLostError)
     assert "has lost this rank, 2: it did not come in time" in str(late)
     for mesh in meshes:

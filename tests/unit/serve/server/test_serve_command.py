@@ -88,7 +88,7 @@ def test_the_missing_extra_is_named_in_one_line(exported: Path) -> None:
         f"raise SystemExit(main(['serve', {str(exported)!r}, '--http-port', '0', '--grpc-port', '0']))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr == (
         "error: serving needs the package 'httptools'; to install it: pip install 'monolith-torch[serve]'\n"
     )
