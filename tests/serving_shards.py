@@ -78,6 +78,9 @@ class ShardProcess:
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
+        if number == signal.SIGSTOP:
+            # kill() returns before all threads have stopped.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def kill(self) -> None:
         """End it as a lost machine ends, and wait until it has ended."""

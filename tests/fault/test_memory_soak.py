@@ -85,11 +85,12 @@ def test_saving_and_loading_leaves_nothing_behind(tmp_path: Path) -> None:
     table = EmbeddingTable(sgd_table_config(16))
     table.assign(torch.arange(50_000), torch.ones(50_000, 16))
     sizes = []
-    for _ in range(15):
+    for _ in range(20):
         table.save(tmp_path / "t")
         EmbeddingTable.load(tmp_path / "t")
         sizes.append(resident())
-    assert max(sizes[5:]) - sizes[4] < 16 << 20
+    # A file has 3 MB. What is left behind stays, and what threads of other tests take for a moment does not.
+    assert min(sizes[15:]) - sizes[4] < 16 << 20
     assert len(list(tmp_path.iterdir())) == 1
 
 

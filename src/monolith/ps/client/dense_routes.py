@@ -97,21 +97,29 @@ class DenseRoutes:
         """Return the servers, and the number of the one that holds each name, if any does. Those that are `declared` should be
         somewhere: the server that holds them may not be known yet.
         """
-        looks = 0
+        looks, same_looks = 0, 0
+        before: dict[str, list[str]] = {}
         while True:
             links, looks = list(self._group.links), looks + 1
             told = [ask_buckets(link) for link in links]
             found = {name: number for number, one in enumerate(told) for name in one.dense if name in self._sizes}
             away = sorted((_away(told) & self._sizes.keys()) - found.keys())
             is_whole = looks >= LOOKS or all(name in found for name in declared)
-            # One that moves while the servers are asked may be seen on both sides, but not several times in a row.
-            twice = sorted(name for name in found if sum(name in one.dense for one in told) > 1)
+            # One that moves while the servers are asked may be seen on both sides, but not on the same two for several looks.
+            holders = {
+                name: [link.address for link, one in zip(links, told, strict=True) if name in one.dense]
+                for name in found
+            }
+            twice = {name: addresses for name, addresses in sorted(holders.items()) if len(addresses) > 1}
             if links and not away and is_whole and not twice:
                 return links, found
-            if twice and looks >= LOOKS:
+            same_looks = same_looks + 1 if twice == before else 1
+            before = twice
+            if twice and same_looks >= LOOKS:
+                name, addresses = next(iter(twice.items()))
                 raise ConfigError(
-                    f"dense parameter {twice[0]!r}: more than one of {', '.join(link.address for link in links)} trains it; two "
-                    "workers declared it first while servers joined or left. Start the servers again from a checkpoint"
+                    f"dense parameter {name!r}: more than one of {', '.join(addresses)} trains it; two workers declared it first "
+                    "while servers joined or left. Start the servers again from a checkpoint"
                 )
             if time.monotonic() >= deadline:
                 if not links:
