@@ -7,8 +7,8 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
-# Twice the processors of small machines, because many tests wait for processes and disks.
-WORKERS ?= 4
+# One more than the processors of small machines, because many tests wait for processes and disks.
+WORKERS ?= 3
 ARGS ?=
 # The interpreters and platforms of `make wheel`.
 WHEEL_PYTHONS ?= $(shell for python in python3.11 python3.12; do $$python -c '' 2>/dev/null && echo $$python; done)
