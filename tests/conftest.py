@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -34,6 +35,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # processor time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Layers this small only lose by threads, and a lot where other tests run at the same time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from monolith.errors import UnavailableError
+from monolith.errors import ServerError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
@@ -92,3 +92,18 @@ def filled(giver: ParameterServer) -> ServerStore:
     store = ServerStore([giver.address], [TABLE])
     store.assign("t", IDS, torch.ones(len(IDS), 1))
     return store
+
+
+def rebalance_until_done(store: ServerStore, addresses: list[str], outcome: list[BaseException]) -> None:
+    """Try until it is done: a kill may end an attempt."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            store.rebalance(addresses)
+            return
+        except ServerError:
+            time.sleep(0.1)
+        except BaseException as error:
+            outcome.append(error)
+            return
+    outcome.append(TimeoutError("the rebalance never ended"))

@@ -77,7 +77,7 @@ def build_core(target: str, jobs: int) -> Path:
 
 
 def build_wheel(python: str, target: str, core: Path, stub: Path | None) -> Path:
-    """Build the wheel of an interpreter for a target, and return its path. It is not yet tagged for the old glibc."""
+    """Build the wheel of an interpreter for a target, and return its path. auditwheel then gives it the tag of the old glibc."""
     code = "import sysconfig, sys; print(sysconfig.get_config_var('EXT_SUFFIX'), '%d%d' % sys.version_info[:2])"
     suffix, version = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     folder = BUILD / f"cp{version}-{target}"

@@ -23,11 +23,11 @@ from test_follow_bad_network import BadNetwork
 
 from followed_tables import Copies, until, writer_at
 from forked_processes import ForkedServerProcess
-from monolith.errors import ServerError
 from monolith.follow import Follower, Writer
 from monolith.ps import ClientConfig, ServerStore
 from monolith.table import SGD, Bags, Gradient, Zeros
 from monolith.table.config import Segment, TableConfig
+from moving_buckets import rebalance_until_done
 
 TABLE = TableConfig(name="item", segments=(Segment(dim=4, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
 IDS = np.arange(3000) * 2**33 + 5
@@ -124,20 +124,6 @@ class Worker(threading.Thread):
         self.join(300)
 
 
-def moved(store: ServerStore, addresses: list[str], failed: list[BaseException]) -> None:
-    """Move buckets to these servers. A kill may end an attempt."""
-    for _ in range(1000):
-        try:
-            store.rebalance(addresses)
-            return
-        except ServerError:
-            time.sleep(0.1)
-        except BaseException as error:
-            failed.append(error)
-            return
-    failed.append(TimeoutError("the buckets never moved"))
-
-
 def campaign(folder: Path, faults: int, seed: int) -> None:
     draw, history = random.Random(seed), Counter[str]()
     recoveries: list[float] = []
@@ -160,7 +146,7 @@ def campaign(folder: Path, faults: int, seed: int) -> None:
             moving: threading.Thread | None = None
             if draw.random() < 0.5:
                 wanted = draw.sample(servers.addresses, draw.choice((2, 3)))
-                moving = threading.Thread(target=moved, args=(mover, wanted, failed))
+                moving = threading.Thread(target=rebalance_until_done, args=(mover, wanted, failed))
                 moving.start()
                 history["moved"] += 1
                 time.sleep(draw.uniform(0.0, 0.3))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,11 +14,11 @@ import pytest
 import torch
 
 from forked_processes import ForkedServerProcess
-from monolith.errors import ServerError
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.table import SGD, Bags, Gradient, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import ServerProcess
+from moving_buckets import rebalance_until_done
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=4, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
 IDS = np.arange(3000) * 2**33 + 5
@@ -81,21 +80,6 @@ class Group:
         return ForkedServerProcess(options)
 
 
-def rebalance(store: ServerStore, addresses: list[str], outcome: list[BaseException]) -> None:
-    """Try until it is done: a kill may end an attempt."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            store.rebalance(addresses)
-            return
-        except ServerError:
-            time.sleep(0.1)
-        except BaseException as error:
-            outcome.append(error)
-            return
-    outcome.append(TimeoutError("the rebalance never ended"))
-
-
 @pytest.mark.parametrize(
     ("kills", "killable"), [(2, (2,)), pytest.param(40, (0, 1, 2), marks=pytest.mark.slow)], ids=["quick", "slow"]
 )
@@ -113,7 +97,7 @@ def test_killing_givers_and_takers_loses_no_update_and_doubles_none(
                 outcome: list[BaseException] = []
                 leaving = addresses[turn // 2 % 3] if turn % 2 else None
                 wanted = [address for address in addresses if address != leaving]
-                moving = threading.Thread(target=rebalance, args=(store, wanted, outcome))
+                moving = threading.Thread(target=rebalance_until_done, args=(store, wanted, outcome))
                 moving.start()
                 moving.join(rng.uniform(0.02, 0.5))
                 # Whoever left in an odd turn, a giver, is the taker of the even one after it.

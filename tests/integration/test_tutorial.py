@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from monolith.cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,15 +41,6 @@ def require_same_numbers(printed: str, page: str) -> None:
             assert float(one.replace(",", "")) == close, f"printed {one}, the page says {other}:\n{printed}"
         else:
             assert one == other, f"printed {one}, the page says {other}:\n{printed}"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Layers this small only lose by threads, and a lot where other tests run beside this one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

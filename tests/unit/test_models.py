@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from monolith.nn.heads import total_loss
 from monolith.serve import load
 from monolith.serve.export import export_model
 from monolith.train import Estimator, RunConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 IDS = ["user", "item", "tags"]
 HISTORY = {"item": "item", "history": "seen", "max_length": 4}
@@ -37,15 +39,6 @@ MAKERS: dict[str, dict[str, object]] = {
     "TwoTower": {"user": ["user", "age"]},
     "XDeepFM": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Layers this small only lose by threads, and a lot where other tests run at the same time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def fields_of(name: str) -> dict[str, object]:

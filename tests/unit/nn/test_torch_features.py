@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,9 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.models import DeepFM
 from monolith.nn import Embedding, EmbeddingBag
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BATCH = {"user": torch.tensor([1, 2, 2**60]), "item": torch.tensor([3, 4, 4]), "label": torch.tensor([1.0, 0.0, 1.0])}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def model() -> DeepFM:

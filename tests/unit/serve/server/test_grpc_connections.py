@@ -7,6 +7,7 @@ import time
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from kept_transport import Transport
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.failures import RequestFailure
 from monolith.serve.server.grpc_connection import (
@@ -24,38 +25,6 @@ HEADERS = [
     (":authority", "a"),
     ("content-type", "application/grpc"),
 ]
-
-
-class Transport:
-    """Stands for a socket: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.sent, self.state, self.paused = b"", "open", False
-
-    def write(self, data: bytes) -> None:
-        assert self.state == "open"
-        self.sent += data
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.state = "half closed"
-
-    def close(self) -> None:
-        self.state = "closed"
-
-    def abort(self) -> None:
-        self.state = "aborted"
-
-    def is_closing(self) -> bool:
-        return self.state in ("closed", "aborted")
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
 
 
 class Application:

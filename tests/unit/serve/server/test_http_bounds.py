@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kept_transport import Transport
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.http import HttpResponse
 from monolith.serve.server.http_connection import (
@@ -21,46 +21,6 @@ from monolith.serve.server.http_connection import (
 )
 
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
-
-
-class Transport:
-    """Stands for a socket: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.sent, self.state, self.paused = b"", "open", False
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def writelines(self, parts: Iterable[bytes]) -> None:
-        self.sent += b"".join(parts)
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.state = "half closed"
-
-    def close(self) -> None:
-        self.state = "closed"
-
-    def abort(self) -> None:
-        self.state = "aborted"
-
-    def is_closing(self) -> bool:
-        return self.state in ("closed", "aborted")
-
-    def pause_reading(self) -> None:
-        assert not self.paused
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        assert self.paused
-        self.paused = False
-
-    @property
-    def statuses(self) -> list[int]:
-        return [int(part[:3]) for part in self.sent.split(b"HTTP/1.1 ")[1:]]
 
 
 class Application:
