@@ -75,11 +75,19 @@ def following(
     run: Path | None, servers: str | None, token: str | None, root_certs: Path | None, rollout_dir: Path | None
 ) -> Callable[[str, Path], Replica]:
     """Return what opens a replica that follows a run or parameter servers."""
+    from monolith.follow.run_service import known_identity
     from monolith.serve.follow import TrainingFollower, server_writers
     from monolith.serve.predictor import load
     from monolith.serve.replica import Replica
 
     def follower_of(name: str, predictor: Predictor) -> TrainingFollower:
+        origin, found_run = predictor.signature.run, "" if run is None else known_identity(str(run))
+        if origin is not None and found_run not in ("", origin.identity):
+            # No amount of waiting would help.
+            raise ConfigError(
+                f"--run: {run} has run {found_run}, and the model {name!r} was exported from run {origin.identity}, in "
+                f"{origin.model_dir}; follow that, or export the model from {run}"
+            )
         held = None if rollout_dir is None else rollout_dir / f"{name}.held"
         if servers is None:
             assert run is not None

@@ -149,3 +149,17 @@ def test_an_export_names_its_run_and_another_run_is_not_followed(run: Run, tmp_p
         assert progress.rows == 0
     finally:
         refused.close()
+
+
+def test_the_command_refuses_a_run_that_the_export_is_not_from(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.steps(1)
+    own = run_identity(str(run.folder))
+    foreign = RunOrigin(identity="f" * 32, model_dir="runs/elsewhere")
+    path = export_model(run.model, PROBE, tmp_path / "other", heads=HEADS, run=foreign)
+    # Nothing is served: with the rows of another run the answers would be wrong, and waiting would not help.
+    assert main(["serve", str(path), "--run", str(run.folder), "--http-port", "0", "--grpc-port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert f"has run {own}" in error
+    assert "in runs/elsewhere; follow that" in error
